@@ -1,0 +1,11 @@
+"""Focus adapters for Hugging Face models: sparse long-range attention from a few trained centroids.
+
+Importing this package registers the adapter type ``FOCUS`` with PEFT and attention ``"focus"`` with transformers, so
+that ``model.load_adapter("org/name")`` works.
+"""
+
+from .adapter import FocusConfig, FocusLayer, FocusModel, set_routing
+
+__version__ = "0.1.0"
+
+__all__ = ["FocusConfig", "FocusLayer", "FocusModel", "__version__", "set_routing"]

@@ -1,0 +1,23 @@
+"""The adapter as PEFT and transformers see it."""
+
+from .registration import add_peft_type, register
+
+add_peft_type()  # FocusConfig names the type
+
+from .config import FORMAT_VERSION, FocusConfig  # noqa: E402
+from .control import observe_routing, routing_mode, set_routing  # noqa: E402
+from .layer import FocusLayer, focus_layers  # noqa: E402
+from .model import FocusModel  # noqa: E402
+
+register()
+
+__all__ = [
+    "FORMAT_VERSION",
+    "FocusConfig",
+    "FocusLayer",
+    "FocusModel",
+    "focus_layers",
+    "observe_routing",
+    "routing_mode",
+    "set_routing",
+]

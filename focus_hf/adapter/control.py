@@ -1,0 +1,94 @@
+"""Settings of a loaded adapter: the speed-quality dial, training gates, and a way to look at the routing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+
+from .interface import BACKENDS
+from .layer import MODES, FocusLayer, focus_layers, warn_if_inactive
+
+_KEEP: Any = object()
+
+
+def set_routing(
+    model: nn.Module,
+    *,
+    top_k: int | None = None,
+    mode: str | None = _KEEP,
+    backend: str | None = None,
+    gate_strength: float | None = _KEEP,
+) -> None:
+    """Change how a model with a Focus adapter routes, at any time.
+
+    Args:
+        model: a model with at least one Focus adapter.
+        top_k: groups per token for the active adapter, 1 to its ``num_groups``. More is closer to dense attention
+            and slower. Saved with the adapter.
+        mode: ``"hard"`` (inference), ``"soft"`` (the gated attention of training), ``"local"`` (window and sinks
+            only, for comparison), or ``None``: soft while the centroids train, hard otherwise.
+        backend: ``"auto"``, or force ``"grouped"`` (the fast path, where it can run) or ``"masked"``.
+        gate_strength: ``lambda`` of the training gate; ``None`` goes back to the adapter's own.
+
+    Raises:
+        ValueError: no Focus adapter, or a value that is out of range.
+    """
+    layers = focus_layers(model)
+    warn_if_inactive(layers)
+    if mode is not _KEEP and mode not in MODES:
+        raise ValueError(f"mode must be one of {', '.join(str(m) for m in MODES)}, got {mode!r}.")
+    if backend is not None and backend not in BACKENDS:
+        raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}.")
+    if gate_strength is not _KEEP and gate_strength is not None and not gate_strength >= 0:
+        raise ValueError(f"gate_strength must not be negative, got {gate_strength!r}.")
+    if top_k is not None:
+        _set_top_k(layers, top_k)
+    for layer in layers:
+        if mode is not _KEEP:
+            layer.mode = mode
+        if backend is not None:
+            layer.backend = backend
+        if gate_strength is not _KEEP:
+            layer.gate_strength = gate_strength
+
+
+def _set_top_k(layers: list[FocusLayer], top_k: int) -> None:
+    configs = [layer.configs[name] for layer in layers if (name := layer.routing_adapter) is not None]
+    for config in configs:
+        if not isinstance(top_k, int) or isinstance(top_k, bool) or not 1 <= top_k <= config.num_groups:
+            raise ValueError(f"top_k must be an integer from 1 to num_groups ({config.num_groups}), got {top_k!r}.")
+    for config in configs:
+        config.top_k = top_k
+
+
+@contextmanager
+def routing_mode(model: nn.Module, mode: str | None) -> Iterator[None]:
+    """Within the block, route in this mode (see `set_routing`); afterwards as before."""
+    layers = focus_layers(model)
+    before = [layer.mode for layer in layers]
+    set_routing(model, mode=mode)
+    try:
+        yield
+    finally:
+        for layer, previous in zip(layers, before, strict=True):
+            layer.mode = previous
+
+
+@contextmanager
+def observe_routing(model: nn.Module, observer: Callable[[FocusLayer, Tensor, Tensor], None]) -> Iterator[None]:
+    """Within the block, call ``observer(layer, scores, memberships)`` at every hard routing decision.
+
+    Scores are float32 ``(B, T, K)`` without the balance potentials, memberships bool ``(B, T, K)``. Sequences short
+    enough for the base model's own attention are observed too.
+    """
+    layers = focus_layers(model)
+    for layer in layers:
+        layer.observer = observer
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.observer = None

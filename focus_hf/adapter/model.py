@@ -1,0 +1,141 @@
+"""How Focus layers get into a model and out of it: PEFT's tuner."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from peft.config import PeftConfig
+from peft.tuners.tuners_utils import BaseTuner, check_target_module_exists
+from torch import nn
+
+from .config import FocusConfig
+from .discovery import find_attention, is_causal_self_attention, is_local_by_design
+from .layer import FocusLayer
+
+#: Name of the FocusLayer inside an attention module.
+ROUTER = "group_router"
+
+
+class FocusModel(BaseTuner):
+    """Adds centroids to the attention layers of a frozen model (arXiv 2604.03260).
+
+    Args:
+        model: a transformers model whose attention goes through the `AttentionInterface`.
+        config: a `FocusConfig`.
+        adapter_name: name of the adapter.
+
+    Raises:
+        ValueError: the model has no causal self-attention that Focus can route, or is not the one that the adapter
+            was made for.
+    """
+
+    prefix = "focus_"
+    tuner_layer_cls = FocusLayer
+    target_module_mapping: dict[str, list[str]] = {}
+
+    def _prepare_adapter_config(self, peft_config: PeftConfig, model_config: dict) -> PeftConfig:
+        return peft_config  # targets are found, not looked up by model type
+
+    def _prepare_model(self, peft_config: FocusConfig, model: nn.Module) -> None:
+        """Choose the attention modules and check that they are the ones the adapter was made for."""
+        peft_config.validate()
+        self._targets = find_targets(model, peft_config)
+        attention = next(iter(self._targets.values()))
+        self._hidden_size = int(attention.config.hidden_size)
+        layers = sorted(int(module.layer_idx) for module in self._targets.values())
+        name = getattr(model, "name_or_path", "") or type(model).__name__
+        for field, found in (("hidden_size", self._hidden_size), ("layers", layers)):
+            expected = getattr(peft_config, field)
+            if expected is not None and expected != found:
+                base = peft_config.base_model_name_or_path
+                raise ValueError(
+                    f"This adapter does not fit {name}: its {field} is {expected}, the model's is {found}."
+                    + (f" It was made for {base}." if base else "")
+                )
+            setattr(peft_config, field, found)
+
+    def _check_target_module_exists(self, peft_config: PeftConfig, key: str) -> bool:  # type: ignore[override]
+        return key in self._targets
+
+    def _create_and_replace(
+        self,
+        peft_config: FocusConfig,
+        adapter_name: str,
+        target: nn.Module,
+        target_name: str,
+        parent: nn.Module,
+        current_key: str,
+        parameter_name: str | None = None,
+    ) -> None:
+        router = getattr(target, ROUTER, None)
+        if router is None:
+            router = FocusLayer(target, current_key)
+            router.train(target.training)
+            router._active_adapter = adapter_name
+            target.add_module(ROUTER, router)
+        router.update_layer(adapter_name, peft_config, self._hidden_size)
+
+    def _unload_and_optionally_merge(
+        self,
+        merge: bool = True,
+        progressbar: bool = False,
+        safe_merge: bool = False,
+        adapter_names: list[str] | None = None,
+    ) -> nn.Module:
+        for module in list(self.model.modules()):
+            router = getattr(module, ROUTER, None)
+            if isinstance(router, FocusLayer):
+                if merge:
+                    router.merge(safe_merge=safe_merge, adapter_names=adapter_names)
+                router.remove()
+                delattr(module, ROUTER)
+        if hasattr(self.model, "peft_config"):
+            del self.model.peft_config
+        return self.model
+
+
+def find_targets(model: nn.Module, config: FocusConfig) -> dict[str, Any]:
+    """The attention modules that an adapter routes, by name.
+
+    Raises:
+        ValueError: there are none; the message says what was found instead.
+    """
+    attention = dict(find_attention(model))
+    causal = {name: module for name, module in attention.items() if is_causal_self_attention(module)}
+    routable = {
+        name: module
+        for name, module in causal.items()
+        if config.include_sliding_layers or not is_local_by_design(module)
+    }
+    chosen = {name: module for name, module in routable.items() if _is_chosen(config, name, routable)}
+    if chosen:
+        return chosen
+
+    kind = type(model).__name__
+    if not attention:
+        raise ValueError(
+            f"Found no attention layer in {kind}: Focus needs a transformers model whose attention modules call the "
+            "AttentionInterface (most current architectures do)."
+        )
+    if not causal:
+        raise ValueError(
+            f"{kind} has no causal self-attention (it is an encoder?), but a Focus adapter routes the attention of "
+            "decoder language models. Use a causal model, such as one loaded with AutoModelForCausalLM."
+        )
+    if not routable:
+        raise ValueError(
+            f"All {len(causal)} attention layers of {kind} use a sliding window by design, and these are left alone. "
+            "To route them too, use FocusConfig(include_sliding_layers=True)."
+        )
+    raise ValueError(
+        f"target_modules={config.target_modules!r} with exclude_modules={config.exclude_modules!r} match none of the "
+        f"attention layers of {kind}, which are named like {next(iter(routable))!r}."
+    )
+
+
+def _is_chosen(config: FocusConfig, name: str, routable: dict[str, Any]) -> bool:
+    wanted = copy.copy(config)
+    if wanted.target_modules is None:
+        wanted.target_modules = list(routable)
+    return bool(check_target_module_exists(wanted, name))

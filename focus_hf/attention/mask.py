@@ -1,0 +1,75 @@
+"""Who may attend to whom: the one definition of Focus attention. Every fast path is tested against it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+#: Position of a token that is padding: it attends to nothing and nothing attends to it.
+PADDING = -1
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """The two numbers that shape the attention pattern besides group memberships.
+
+    Args:
+        local_window: ``w``; a pair at distance ``0 <= i - j <= w`` is always attended.
+        sink_tokens: the first tokens of a sequence that belong to every group (0 is the paper's method).
+    """
+
+    local_window: int = 128
+    sink_tokens: int = 4
+
+
+def attended_pairs(
+    pattern: Pattern,
+    query_positions: Tensor,
+    key_positions: Tensor,
+    query_memberships: Tensor,
+    key_memberships: Tensor,
+) -> Tensor:
+    """Pair (i, j) is attended iff ``j <= i`` and (``i - j <= w`` or ``j < sink_tokens`` or they share a group).
+
+    Args:
+        pattern: window and sinks.
+        query_positions: ``(B, Q)`` integers, a token's place in its sequence; ``PADDING`` for padding.
+        key_positions: ``(B, S)``, likewise.
+        query_memberships: ``(B, Q, K)`` bool.
+        key_memberships: ``(B, S, K)`` bool.
+
+    Returns:
+        bool ``(B, Q, S)``. Rows of padding are ``False`` throughout.
+    """
+    i, j = query_positions[:, :, None], key_positions[:, None, :]
+    causal = (j <= i) & (j != PADDING) & (i != PADDING)
+    local = i - j <= pattern.local_window
+    sink = j < pattern.sink_tokens
+    return causal & (local | sink | share_a_group(query_memberships, key_memberships))
+
+
+def share_a_group(a: Tensor, b: Tensor) -> Tensor:
+    """Whether tokens have a group in common: ``(..., Q, K)`` and ``(..., S, K)`` bool to ``(..., Q, S)`` bool."""
+    return torch.matmul(a.float(), b.float().transpose(-1, -2)) > 0
+
+
+def count_pairs(pattern: Pattern, memberships: Tensor, chunk: int = 1024) -> tuple[int, int]:
+    """Pairs attended and pairs possible (all ``j <= i``) in a batch of unpadded sequences.
+
+    Their ratio is the most that sparsity can save; it is a count of pairs, not of memberships.
+
+    Args:
+        pattern: window and sinks.
+        memberships: ``(B, T, K)`` bool.
+        chunk: queries looked at together; bounds memory at ``B * chunk * T`` bytes.
+    """
+    batch, length, _ = memberships.shape
+    positions = torch.arange(length, device=memberships.device).expand(batch, length)
+    attended = 0
+    for start in range(0, length, chunk):
+        rows = slice(start, start + chunk)
+        pairs = attended_pairs(pattern, positions[:, rows], positions, memberships[:, rows], memberships)
+        attended += int(pairs.sum())
+    return attended, batch * length * (length + 1) // 2

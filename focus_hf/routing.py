@@ -1,0 +1,134 @@
+"""Routing: which groups a token belongs to.
+
+Pure torch. Scores come from a hidden state and a layer's centroids; everything else here turns scores into
+soft assignments (training) or hard memberships (inference), and keeps the groups balanced.
+
+Shapes used throughout: ``B`` sequences, ``T`` tokens, ``K`` groups, ``d`` hidden size, ``d_g`` group
+dimension. "Paper" is arXiv 2604.03260.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+def group_scores(hidden_states: Tensor, projection: Tensor, centroids: Tensor, temperature: float) -> Tensor:
+    """Score every token against every centroid: ``z = (W_g h) . C / tau`` (paper, section 3).
+
+    Computed in float32 whatever the model's dtype: a score decides which pairs of tokens exist at all, so it
+    should not be rounded to eight bits.
+
+    Args:
+        hidden_states: ``(B, T, d)``, what enters the attention module.
+        projection: ``W_g``, ``(d_g, d)``.
+        centroids: ``C``, ``(K, d_g)``.
+        temperature: ``tau``, positive.
+
+    Returns:
+        float32 scores, ``(B, T, K)``.
+    """
+    with torch.autocast(hidden_states.device.type, enabled=False):
+        projected = F.linear(hidden_states.float(), projection.float())
+        return F.linear(projected, centroids.float()) / temperature
+
+
+def sinkhorn(scores: Tensor, iterations: int, valid: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Balanced soft assignments (paper, section 3): every row a distribution, every group equal mass.
+
+    Log-domain Sinkhorn over all tokens of the call together; each round normalises tokens, then groups, so
+    that rows are exact distributions at the end. Too few rounds let groups collapse: the paper uses 10.
+
+    Args:
+        scores: ``(B, T, K)`` or ``(N, K)``.
+        iterations: number of rounds, at least 1.
+        valid: bool, ``scores.shape[:-1]``; tokens that are ``False`` (padding) carry no mass.
+
+    Returns:
+        Assignments with the shape of ``scores`` (rows of invalid tokens are distributions too, but did not
+        take part), and the ``K`` column potentials ``b`` (mean zero) such that
+        ``assignments = softmax(scores + b)``.
+    """
+    tokens = scores.reshape(-1, scores.shape[-1])
+    if valid is not None:
+        tokens = tokens[valid.reshape(-1)]
+    mass_per_group = math.log(max(tokens.shape[0], 1) / tokens.shape[-1])
+    potentials = tokens.new_zeros(tokens.shape[-1])
+    for _ in range(iterations):
+        log_assignments = F.log_softmax(tokens + potentials, dim=-1)
+        potentials = potentials + mass_per_group - torch.logsumexp(log_assignments, dim=0)
+    potentials = potentials - potentials.mean()
+    return torch.softmax(scores + potentials, dim=-1), potentials
+
+
+def hard_memberships(scores: Tensor, balance: Tensor, top_k: int) -> Tensor:
+    """The groups a token belongs to at inference: the ``top_k`` largest of ``z + b``.
+
+    A function of the token's own hidden state alone, hence causal and the same in prefill and decode.
+
+    Args:
+        scores: ``(..., K)``.
+        balance: the layer's balance potentials ``b``, ``(K,)``.
+        top_k: groups per token, ``1 <= top_k <= K``.
+
+    Returns:
+        bool, shape of ``scores``; exactly ``top_k`` entries of a row are ``True``.
+    """
+    chosen = (scores + balance).topk(top_k, dim=-1).indices
+    return torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, chosen, True)
+
+
+def straight_through(hard: Tensor, soft: Tensor) -> Tensor:
+    """The value of ``hard`` with the gradient of ``soft``: what is trained is what runs."""
+    return hard.to(soft.dtype) + soft - soft.detach()
+
+
+def group_shares(memberships: Tensor, valid: Tensor | None = None) -> Tensor:
+    """Share of the tokens' memberships that each group holds; balanced means ``1 / K`` everywhere.
+
+    Args:
+        memberships: bool, ``(..., K)``.
+        valid: bool, ``memberships.shape[:-1]``.
+
+    Returns:
+        float32, ``(K,)``, sums to 1.
+    """
+    counted = memberships.reshape(-1, memberships.shape[-1])
+    if valid is not None:
+        counted = counted[valid.reshape(-1)]
+    counts = counted.sum(dim=0).float()
+    return counts / counts.sum().clamp(min=1)
+
+
+def calibrate_balance(scores: Tensor, top_k: int, balance: Tensor | None = None, steps: int = 400) -> Tensor:
+    """Balance potentials for which the *hard* memberships of these tokens are balanced.
+
+    Sinkhorn balances soft mass, which is not the same as balanced top-k memberships. Starting from the given
+    potentials, each step lowers ``b`` of the groups that hold too many tokens and raises the others, with a
+    decaying step (the bias update of auxiliary-loss-free mixture-of-experts balancing).
+
+    Args:
+        scores: ``(..., K)``, the tokens of the domain.
+        top_k: groups per token.
+        balance: where to start, ``(K,)``; ``None`` starts from the Sinkhorn potentials of ``scores``.
+        steps: number of updates.
+
+    Returns:
+        float32 ``(K,)``, mean zero: the potentials with the smallest largest group that were met.
+    """
+    tokens = scores.detach().reshape(-1, scores.shape[-1]).float()
+    num_groups = tokens.shape[-1]
+    current = sinkhorn(tokens, iterations=10)[1] if balance is None else balance.detach().float().clone()
+    if num_groups == 1 or top_k == num_groups:
+        return current - current.mean()
+    step = tokens.std(dim=0).mean().clamp(min=1e-6)
+    best, best_share = current, float("inf")
+    for i in range(steps):
+        shares = group_shares(hard_memberships(tokens, current, top_k))
+        if (largest := shares.max().item()) < best_share:
+            best, best_share = current, largest
+        current = current + step / (1 + i / 10) * (1 - shares * num_groups).clamp(-1, 1)
+    return best - best.mean()
