@@ -25,9 +25,9 @@ def cache_layer(cache: Cache, layer_idx: int) -> Any:
     """The cache's layer, created if the cache grows lazily; it now remembers memberships."""
     while len(cache.layers) <= layer_idx and cache.layer_class_to_replicate is not None:
         cache.layers.append(cache.layer_class_to_replicate())
-    layer = cache.layers[layer_idx]
+    layer: Any = cache.layers[layer_idx]
     if not hasattr(layer, "group_memberships"):
-        layer.__class__ = _with_memberships(type(layer))
+        layer.__class__ = _with_memberships(layer.__class__)
     return layer
 
 
@@ -70,7 +70,7 @@ def _with_memberships(layer_class: type) -> type:
     they are when a cache is offloaded, and cover all tokens seen even where a sliding layer drops old keys.
     """
 
-    class CacheLayerWithGroups(layer_class):  # type: ignore[misc, valid-type]
+    class CacheLayerWithGroups(layer_class):
         _layer_type = None  # or transformers would take it for the default layer of that type
         group_memberships: Tensor | None = None
         group_owner: object = None

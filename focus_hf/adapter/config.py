@@ -9,6 +9,9 @@ from peft.utils import PeftType
 
 from ..attention import GATES
 
+#: The adapter type; `registration.add_peft_type` has added it to PEFT's enum.
+PEFT_TYPE = PeftType("FOCUS")
+
 #: Version of the adapter file format that this package writes; it reads this one and older ones.
 FORMAT_VERSION = 1
 
@@ -59,9 +62,7 @@ class FocusConfig(PeftConfig):
     group_dim: int = field(default=16, metadata={"help": "Dimension of the centroids (d_g)."})
     temperature: float = field(default=0.1, metadata={"help": "Temperature of the scores (tau)."})
     sinkhorn_iterations: int = field(default=10, metadata={"help": "Rounds of Sinkhorn in training."})
-    gate: str = field(
-        default="additive", metadata={"help": "Gate on distant pairs in training.", "choices": list(GATES)}
-    )
+    gate: str = field(default="additive", metadata={"help": f"Gate in training: {' or '.join(GATES)}."})
     gate_strength: float = field(default=8.0, metadata={"help": "Strength of the gate in training (lambda)."})
     straight_through: bool = field(default=True, metadata={"help": "Hard memberships forward, soft gradients."})
     target_modules: list[str] | str | None = field(default=None, metadata={"help": "Attention modules to route."})
@@ -73,7 +74,7 @@ class FocusConfig(PeftConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.peft_type = PeftType.FOCUS
+        self.peft_type = PEFT_TYPE
         self.validate()
 
     def validate(self) -> None:

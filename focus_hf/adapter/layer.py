@@ -39,7 +39,7 @@ class FocusLayer(nn.Module, BaseTunerLayer):
 
     def __init__(self, attention: nn.Module, name: str) -> None:
         super().__init__()
-        self._attention = (attention,)  # in a tuple: the parent must not become a submodule of its child
+        self._attention: tuple[Any] = (attention,)  # in a tuple: the parent must not become a submodule of its child
         self.name = name
         self.focus_proj = nn.ParameterDict()
         self.focus_centroids = nn.ParameterDict()
@@ -57,7 +57,7 @@ class FocusLayer(nn.Module, BaseTunerLayer):
 
     # -- PEFT ------------------------------------------------------------------------------------------------------
 
-    def get_base_layer(self) -> nn.Module:
+    def get_base_layer(self) -> Any:
         """The attention module that this layer routes."""
         return self._attention[0]
 
@@ -158,7 +158,7 @@ class FocusLayer(nn.Module, BaseTunerLayer):
             return self.mode == "soft"
         return self.training and torch.is_grad_enabled() and self.focus_centroids[adapter_name].requires_grad
 
-    def _before_attention(self, attention: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+    def _before_attention(self, attention: Any, args: tuple, kwargs: dict[str, Any]) -> None:
         adapter_name = self.routing_adapter
         if adapter_name is None:
             return
@@ -168,7 +168,7 @@ class FocusLayer(nn.Module, BaseTunerLayer):
         if call is not None:
             attention.config = RoutedConfig(attention.config, call)
 
-    def _after_attention(self, attention: nn.Module, args: tuple, output: Any) -> None:
+    def _after_attention(self, attention: Any, args: tuple, output: Any) -> None:
         if isinstance(attention.config, RoutedConfig):
             attention.config = attention.config.original
 

@@ -37,7 +37,7 @@ class FocusModel(BaseTuner):
     def _prepare_adapter_config(self, peft_config: PeftConfig, model_config: dict) -> PeftConfig:
         return peft_config  # targets are found, not looked up by model type
 
-    def _prepare_model(self, peft_config: FocusConfig, model: nn.Module) -> None:
+    def _prepare_model(self, peft_config: Any, model: nn.Module) -> None:
         """Choose the attention modules and check that they are the ones the adapter was made for."""
         peft_config.validate()
         self._targets = find_targets(model, peft_config)
@@ -60,7 +60,7 @@ class FocusModel(BaseTuner):
 
     def _create_and_replace(
         self,
-        peft_config: FocusConfig,
+        peft_config: Any,
         adapter_name: str,
         target: nn.Module,
         target_name: str,
@@ -82,7 +82,7 @@ class FocusModel(BaseTuner):
         progressbar: bool = False,
         safe_merge: bool = False,
         adapter_names: list[str] | None = None,
-    ) -> nn.Module:
+    ) -> Any:
         for module in list(self.model.modules()):
             router = getattr(module, ROUTER, None)
             if isinstance(router, FocusLayer):
