@@ -197,13 +197,15 @@ class FocusLayer(nn.Module, BaseTunerLayer):
         config = self.configs[adapter_name]
         scores = self(hidden_states, adapter_name)
         memberships = routing.hard_memberships(scores, self.focus_balance[adapter_name].float(), config.top_k)
+        backend = self.backend
         if self.mode == "local":
             memberships = torch.zeros_like(memberships)
+            backend = "masked"  # the grouped path wants every token in some group
         if self.observer is not None:
             self.observer(self, scores, memberships)
         if layer is not None:
             memberships = append_memberships(layer, memberships, owner=adapter_name)
-        return None if all_local else Routing(pattern, memberships, self.backend)
+        return None if all_local else Routing(pattern, memberships, backend)
 
     def _soft_routing(self, adapter_name: str, hidden_states: Tensor, pattern: Pattern, mask: Any) -> Routing:
         config = self.configs[adapter_name]

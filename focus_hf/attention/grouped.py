@@ -45,7 +45,7 @@ def grouped_focus_attention(
         value: ``(B, H_kv, T, D_v)``, ``D_v <= D``.
         pattern: window and sinks.
         positions: ``(B, T)`` integers: 0, 1, 2, ... over a sequence's tokens, ``PADDING`` for padding anywhere.
-        memberships: ``(B, T, K)`` bool.
+        memberships: ``(B, T, K)`` bool; every token that is not padding belongs to at least one group.
         scale: factor on ``q . k``.
 
     Returns:

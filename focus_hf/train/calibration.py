@@ -1,0 +1,78 @@
+"""Calibrate the balance potentials, so that hard memberships fill all groups of a domain evenly."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from .. import routing
+from ..adapter import FocusConfig, FocusLayer, focus_layers, observe_routing, routing_mode
+
+
+@torch.no_grad()
+def calibrate(model: nn.Module, batches: Iterable[Tensor], rounds: int = 3) -> dict[str, float]:
+    """Set each layer's balance potentials from a sample of the domain.
+
+    A layer's input depends on how the layers before it route, so scores are collected and potentials solved for a few
+    times over.
+
+    Args:
+        model: a model with an active Focus adapter.
+        batches: token ids ``(B, T)`` without padding; a few dozen sequences are enough.
+        rounds: passes over the batches.
+
+    Returns:
+        Share of memberships held by the largest group of every layer, measured in a pass of its own afterwards;
+        ``1 / K`` is perfect balance.
+
+    Raises:
+        ValueError: there are no batches.
+    """
+    batches = list(batches)
+    if not batches:
+        raise ValueError("calibrate() needs at least one batch of token ids, got none.")
+    for _ in range(rounds):
+        for layer, scores in _collect_scores(model, batches).items():
+            name, config = _active(layer)
+            balance = layer.focus_balance[name]
+            balance.copy_(routing.calibrate_balance(scores, config.top_k, balance).to(balance.dtype))
+    return largest_groups(model, batches)
+
+
+@torch.no_grad()
+def largest_groups(model: nn.Module, batches: Iterable[Tensor]) -> dict[str, float]:
+    """Share of memberships held by the largest group of every routed layer, by layer name."""
+    shares = {}
+    for layer, scores in _collect_scores(model, list(batches)).items():
+        name, config = _active(layer)
+        memberships = routing.hard_memberships(scores, layer.focus_balance[name].float(), config.top_k)
+        shares[layer.name] = float(routing.group_shares(memberships).max())
+    return shares
+
+
+def _collect_scores(model: nn.Module, batches: list[Tensor]) -> dict[FocusLayer, Tensor]:
+    """Scores ``(tokens, K)`` of every layer while the model runs in hard mode."""
+    collected: dict[FocusLayer, list[Tensor]] = defaultdict(list)
+
+    def keep(layer: FocusLayer, scores: Tensor, memberships: Tensor) -> None:
+        collected[layer].append(scores.flatten(0, 1))
+
+    was_training = model.training
+    device = next(focus_layers(model)[0].parameters()).device
+    model.eval()
+    try:
+        with routing_mode(model, "hard"), observe_routing(model, keep):
+            for input_ids in batches:
+                model(input_ids=input_ids.to(device), use_cache=False)
+    finally:
+        model.train(was_training)
+    return {layer: torch.cat(parts) for layer, parts in collected.items()}
+
+
+def _active(layer: FocusLayer) -> tuple[str, FocusConfig]:
+    name = layer.routing_adapter
+    assert name is not None  # it was observed routing
+    return name, layer.configs[name]

@@ -1,0 +1,31 @@
+"""Text to windows of token ids."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def tokenize_windows(tokenizer: Any, text: str, length: int) -> Tensor:
+    """Cut a text into consecutive windows of ``length`` tokens; an incomplete last one is dropped.
+
+    Args:
+        tokenizer: a transformers tokenizer.
+        text: any text.
+        length: tokens per window.
+
+    Returns:
+        int64 ``(N, length)``.
+
+    Raises:
+        ValueError: the text is shorter than one window.
+    """
+    ids = torch.tensor(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"], dtype=torch.long)
+    if ids.numel() < length:
+        raise ValueError(
+            f"The text has {ids.numel()} tokens, fewer than one window of {length}. "
+            "Give more text or a shorter window."
+        )
+    return ids[: ids.numel() // length * length].view(-1, length)

@@ -1,0 +1,261 @@
+"""Every path against the definition, computed in float64 under an explicit mask."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional as F
+
+from focus_hf.attention import (
+    PADDING,
+    Pattern,
+    attended_pairs,
+    count_pairs,
+    flash_attention,
+    grouped_focus_attention,
+    masked_attention,
+    masked_focus_attention,
+    merge,
+)
+
+
+def definition_in_loops(pattern, positions, memberships):
+    """The definition read aloud, pair by pair: the mask's own test."""
+    batch, length, groups = memberships.shape
+    mask = torch.zeros(batch, length, length, dtype=torch.bool)
+    for b in range(batch):
+        for qi in range(length):
+            for ki in range(length):
+                i, j = positions[b, qi].item(), positions[b, ki].item()
+                if i == PADDING or j == PADDING or j > i:
+                    continue
+                shared = any(memberships[b, qi, c] and memberships[b, ki, c] for c in range(groups))
+                mask[b, qi, ki] = i - j <= pattern.local_window or j < pattern.sink_tokens or shared
+    return mask
+
+
+def random_case(seed, *, batch, heads, kv_heads, length, head_dim, value_dim, groups, top_k, padding):
+    generator = torch.Generator().manual_seed(seed)
+    query = torch.randn(batch, heads, length, head_dim, generator=generator)
+    key = torch.randn(batch, kv_heads, length, head_dim, generator=generator)
+    value = torch.randn(batch, kv_heads, length, value_dim, generator=generator)
+    order = torch.rand(batch, length, groups, generator=generator).argsort(-1)
+    memberships = order < top_k
+    real = torch.ones(batch, length, dtype=torch.bool)
+    if padding == "left":
+        real[0, : length // 3] = False
+    elif padding == "right":
+        real[-1, length - length // 3 :] = False
+    elif padding == "scattered":
+        real = torch.rand(batch, length, generator=generator) > 0.2
+    positions = torch.where(real, real.cumsum(-1) - 1, PADDING)
+    return query, key, value, positions, memberships
+
+
+def reference(query, key, value, pattern, positions, memberships, scale):
+    mask = attended_pairs(pattern, positions, positions, memberships, memberships)[:, None]
+    return masked_attention(query.double(), key.double(), value.double(), mask, scale)
+
+
+def relative_error(output, expected):
+    return ((output.double() - expected).abs().max() / expected.abs().max().clamp(min=1e-9)).item()
+
+
+cases = st.fixed_dictionaries(
+    {
+        "seed": st.integers(0, 100_000),
+        "batch": st.integers(1, 3),
+        "kv_heads": st.integers(1, 3),
+        "repeat": st.integers(1, 3),
+        "length": st.integers(1, 150),
+        "head_dim": st.sampled_from([4, 8, 24, 64]),
+        "groups": st.integers(1, 9),
+        "window": st.integers(0, 70),
+        "sinks": st.integers(0, 9),
+        "padding": st.sampled_from(["none", "left", "right", "scattered"]),
+    }
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(case=cases, data=st.data())
+def test_grouped_and_masked_equal_the_float64_reference(case, data):
+    top_k = data.draw(st.integers(1, case["groups"]))
+    value_dim = data.draw(st.sampled_from([case["head_dim"], max(1, case["head_dim"] // 2)]))
+    tensors = random_case(
+        case["seed"],
+        batch=case["batch"],
+        heads=case["kv_heads"] * case["repeat"],
+        kv_heads=case["kv_heads"],
+        length=case["length"],
+        head_dim=case["head_dim"],
+        value_dim=value_dim,
+        groups=case["groups"],
+        top_k=top_k,
+        padding=case["padding"],
+    )
+    query, key, value, positions, memberships = tensors
+    pattern = Pattern(case["window"], case["sinks"])
+    scale = case["head_dim"] ** -0.5
+    expected = reference(query, key, value, pattern, positions, memberships, scale)
+    for path in (grouped_focus_attention, masked_focus_attention):
+        assert relative_error(path(query, key, value, pattern, positions, memberships, scale), expected) <= 1e-5
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    length=st.integers(1, 24),
+    groups=st.integers(1, 4),
+    window=st.integers(0, 8),
+    sinks=st.integers(0, 4),
+    padding=st.sampled_from(["none", "left", "right", "scattered"]),
+    data=st.data(),
+)
+def test_the_mask_is_its_definition(seed, length, groups, window, sinks, padding, data):
+    top_k = data.draw(st.integers(1, groups))
+    *_, positions, memberships = random_case(
+        seed,
+        batch=2,
+        heads=1,
+        kv_heads=1,
+        length=length,
+        head_dim=4,
+        value_dim=4,
+        groups=groups,
+        top_k=top_k,
+        padding=padding,
+    )
+    pattern = Pattern(window, sinks)
+    mask = attended_pairs(pattern, positions, positions, memberships, memberships)
+    expected = definition_in_loops(pattern, positions, memberships)
+    assert torch.equal(mask, expected)
+    if padding == "none":
+        assert count_pairs(pattern, memberships, chunk=5) == (int(expected.sum()), length * (length + 1))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("groups", "top_k"), [(8, 1), (8, 2), (4, 3)])
+def test_half_precision_is_at_most_twice_the_dense_kernels_error(dtype, groups, top_k):
+    query, key, value, positions, memberships = random_case(
+        1,
+        batch=2,
+        heads=4,
+        kv_heads=2,
+        length=300,
+        head_dim=64,
+        value_dim=64,
+        groups=groups,
+        top_k=top_k,
+        padding="none",
+    )
+    query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+    pattern, scale = Pattern(32, 4), 64**-0.5
+
+    everything = torch.ones_like(memberships)
+    dense = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+    dense_error = (dense.double() - reference(query, key, value, pattern, positions, everything, scale)).abs().max()
+
+    output = grouped_focus_attention(query, key, value, pattern, positions, memberships, scale)
+    error = (output.double() - reference(query, key, value, pattern, positions, memberships, scale)).abs().max()
+    assert output.dtype == dtype
+    assert error <= 2 * dense_error
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_extreme_scores_do_not_leak_through_the_penalty(dtype):
+    """A pair that must not count twice stays out even when its score is far above all others."""
+    query, key, value, positions, memberships = random_case(
+        2, batch=1, heads=2, kv_heads=2, length=200, head_dim=64, value_dim=64, groups=6, top_k=3, padding="none"
+    )
+    query, key = (query * 12).to(dtype), (key * 12).to(dtype)  # scores up to several hundred
+    pattern, scale = Pattern(16, 4), 64**-0.5
+    output = grouped_focus_attention(query, key, value.to(dtype), pattern, positions, memberships, scale)
+    expected = reference(query, key, value.to(dtype), pattern, positions, memberships, scale)
+    assert relative_error(output, expected) <= (1e-4 if dtype == torch.float32 else 1e-2)
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 10_000), length=st.integers(2, 120), top_k=st.integers(1, 4), data=st.data())
+def test_a_chunk_against_a_longer_cache_equals_the_whole(seed, length, top_k, data):
+    split = data.draw(st.integers(1, length - 1))
+    query, key, value, positions, memberships = random_case(
+        seed,
+        batch=2,
+        heads=4,
+        kv_heads=2,
+        length=length,
+        head_dim=8,
+        value_dim=8,
+        groups=4,
+        top_k=top_k,
+        padding="left",
+    )
+    pattern, scale = Pattern(9, 2), 8**-0.5
+    whole = masked_focus_attention(query, key, value, pattern, positions, memberships, scale)
+    part = masked_focus_attention(query[:, :, split:], key, value, pattern, positions, memberships, scale)
+    torch.testing.assert_close(part, whole[:, :, split:], rtol=1e-5, atol=1e-6)
+
+
+def test_masked_path_in_blocks_of_queries_equals_one_block(monkeypatch):
+    from focus_hf.attention import masked
+
+    args = random_case(
+        3, batch=2, heads=2, kv_heads=1, length=70, head_dim=8, value_dim=8, groups=3, top_k=1, padding="right"
+    )
+    query, key, value, positions, memberships = args
+    whole = masked_focus_attention(query, key, value, Pattern(5, 1), positions, memberships, 0.3)
+    monkeypatch.setattr(masked, "QUERY_CHUNK", 16)
+    blocks = masked_focus_attention(query, key, value, Pattern(5, 1), positions, memberships, 0.3)
+    torch.testing.assert_close(blocks, whole, rtol=1e-5, atol=1e-6)
+
+
+def test_softcap_and_sink_logits_follow_their_formulas():
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(1, 2, 6, 4, dtype=torch.float64) for _ in range(3))
+    mask = torch.ones(1, 1, 6, 6, dtype=torch.bool).tril()
+    logits = torch.tensor([0.5, -1.0], dtype=torch.float64)
+    output = masked_attention(query, key, value, mask, 0.5, softcap=2.0, sink_logits=logits)
+    for head in range(2):
+        for i in range(6):
+            scores = [2.0 * torch.tanh(query[0, head, i] @ key[0, head, j] * 0.5 / 2.0) for j in range(i + 1)]
+            weights = torch.softmax(torch.stack([*scores, logits[head]]), 0)[:-1]
+            torch.testing.assert_close(output[0, head, i], weights @ value[0, head, : i + 1])
+
+
+def test_merge_of_two_parts_is_the_whole_also_with_empty_parts():
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(1, 2, 10, 8) for _ in range(3))
+    left = flash_attention(query, key[:, :, :4], value[:, :, :4], 0.3)
+    right = flash_attention(query, key[:, :, 4:], value[:, :, 4:], 0.3)
+    whole, lse = flash_attention(query, key, value, 0.3)
+    merged, merged_lse = merge(*left, *right)
+    torch.testing.assert_close(merged, whole)
+    torch.testing.assert_close(merged_lse, lse)
+    nothing = (torch.zeros_like(whole), torch.full_like(lse, float("-inf")))
+    torch.testing.assert_close(merge(whole, lse, *nothing)[0], whole)
+    assert torch.equal(merge(*nothing, *nothing)[0], torch.zeros_like(whole))
+
+
+def test_sinks_are_members_of_every_group():
+    """Marking sinks as members of all groups and naming them in the pattern is the same function."""
+    query, key, value, positions, memberships = random_case(
+        5, batch=1, heads=2, kv_heads=2, length=90, head_dim=8, value_dim=8, groups=4, top_k=1, padding="none"
+    )
+    named = masked_focus_attention(query, key, value, Pattern(6, 3), positions, memberships, 0.3)
+    marked = memberships.clone()
+    marked[:, :3] = True
+    as_members = masked_focus_attention(query, key, value, Pattern(6, 0), positions, marked, 0.3)
+    torch.testing.assert_close(named, as_members)
+
+
+def test_without_groups_only_window_and_sinks_remain():
+    query, key, value, positions, memberships = random_case(
+        6, batch=1, heads=2, kv_heads=2, length=90, head_dim=8, value_dim=8, groups=4, top_k=1, padding="none"
+    )
+    nobody = torch.zeros_like(memberships)
+    expected = reference(query, key, value, Pattern(6, 2), positions, nobody, 0.3)
+    output = masked_focus_attention(query, key, value, Pattern(6, 2), positions, nobody, 0.3)
+    assert relative_error(output, expected) <= 1e-5

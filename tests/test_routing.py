@@ -1,0 +1,115 @@
+"""Scores, Sinkhorn, memberships and balance."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from focus_hf import routing
+
+
+def test_scores_are_the_formula_of_the_paper():
+    torch.manual_seed(0)
+    hidden, projection, centroids = torch.randn(2, 5, 12), torch.randn(3, 12), torch.randn(4, 3)
+    scores = routing.group_scores(hidden, projection, centroids, temperature=0.1)
+    for c in range(4):
+        by_hand = (projection.double() @ hidden[1, 2].double()) @ centroids[c].double() / 0.1
+        assert scores[1, 2, c].item() == pytest.approx(by_hand.item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_scores_are_float32_also_under_autocast(dtype):
+    hidden, projection, centroids = torch.randn(1, 4, 8).to(dtype), torch.randn(2, 8), torch.randn(3, 2)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        scores = routing.group_scores(hidden, projection, centroids, 0.1)
+    assert scores.dtype == torch.float32
+    torch.testing.assert_close(scores, routing.group_scores(hidden.float(), projection, centroids, 0.1))
+
+
+@settings(max_examples=40, deadline=None)
+@given(tokens=st.integers(32, 200), groups=st.integers(2, 8), spread=st.floats(0.1, 5), seed=st.integers(0, 10_000))
+def test_sinkhorn_gives_distributions_of_equal_mass(tokens, groups, spread, seed):
+    generator = torch.Generator().manual_seed(seed)
+    scores = torch.randn(1, tokens, groups, generator=generator, dtype=torch.float64) * spread
+    scores += torch.randn(groups, generator=generator, dtype=torch.float64) * 3  # some groups start far ahead
+    assignments, potentials = routing.sinkhorn(scores, iterations=200)
+    torch.testing.assert_close(assignments.sum(-1), torch.ones(1, tokens, dtype=torch.float64))
+    torch.testing.assert_close(
+        assignments.mean(dim=(0, 1)), torch.full((groups,), 1 / groups, dtype=torch.float64), atol=0.01, rtol=0
+    )
+    torch.testing.assert_close(assignments, torch.softmax(scores + potentials, dim=-1))
+    assert abs(potentials.mean().item()) < 1e-9
+
+
+def test_more_sinkhorn_rounds_are_more_balanced():
+    torch.manual_seed(0)
+    scores = torch.randn(1, 500, 4) * 8 + torch.tensor([30.0, 0.0, -10.0, -20.0])
+    largest = [routing.sinkhorn(scores, n)[0].mean(dim=(0, 1)).max().item() for n in (1, 3, 10)]
+    assert largest[0] > largest[1] > largest[2]
+
+
+def test_padding_takes_no_part_in_sinkhorn():
+    torch.manual_seed(0)
+    scores = torch.randn(2, 40, 4) * 3
+    valid = torch.ones(2, 40, dtype=torch.bool)
+    valid[0, 30:] = False
+    disturbed = scores.clone()
+    disturbed[0, 30:] = 100.0
+    first, b1 = routing.sinkhorn(scores, 10, valid)
+    second, b2 = routing.sinkhorn(disturbed, 10, valid)
+    torch.testing.assert_close(b1, b2)
+    torch.testing.assert_close(first[valid], second[valid])
+
+
+@settings(max_examples=50, deadline=None)
+@given(groups=st.integers(1, 9), seed=st.integers(0, 10_000), data=st.data())
+def test_hard_memberships_are_the_top_k_of_score_plus_balance(groups, seed, data):
+    top_k = data.draw(st.integers(1, groups))
+    generator = torch.Generator().manual_seed(seed)
+    scores, balance = torch.randn(2, 7, groups, generator=generator), torch.randn(groups, generator=generator)
+    memberships = routing.hard_memberships(scores, balance, top_k)
+    assert memberships.dtype == torch.bool
+    for token, members in zip((scores + balance).reshape(-1, groups), memberships.reshape(-1, groups), strict=True):
+        expected = sorted(range(groups), key=lambda c: -token[c].item())[:top_k]
+        assert sorted(members.nonzero().flatten().tolist()) == sorted(expected)
+
+
+def test_straight_through_has_hard_values_and_soft_gradients():
+    soft = torch.softmax(torch.randn(5, 3, requires_grad=True), -1)
+    soft.retain_grad()
+    hard = torch.tensor([[True, False, False]] * 5)
+    weights = torch.randn(5, 3)
+    mixed = routing.straight_through(hard, soft)
+    assert torch.equal(mixed.detach().round(), hard.float())
+    (mixed * weights).sum().backward()
+    torch.testing.assert_close(soft.grad, weights)
+
+
+@settings(max_examples=25, deadline=None)
+@given(groups=st.integers(2, 12), skew=st.floats(0, 20), seed=st.integers(0, 10_000), data=st.data())
+def test_calibration_balances_hard_memberships(groups, skew, seed, data):
+    top_k = data.draw(st.integers(1, max(1, groups // 2)))
+    generator = torch.Generator().manual_seed(seed)
+    scores = torch.randn(2000, groups, generator=generator) * 3 + torch.randn(groups, generator=generator) * skew
+    balance = routing.calibrate_balance(scores, top_k)
+    shares = routing.group_shares(routing.hard_memberships(scores, balance, top_k))
+    assert shares.max().item() <= 1.5 / groups
+    assert shares.min().item() > 0
+
+
+def test_group_shares_ignores_padding():
+    memberships = torch.tensor([[[True, False], [True, False], [False, True]]])
+    assert routing.group_shares(memberships).tolist() == pytest.approx([2 / 3, 1 / 3])
+    assert routing.group_shares(memberships, torch.tensor([[True, False, True]])).tolist() == [0.5, 0.5]
+
+
+def test_routing_imports_neither_transformers_nor_peft():
+    import pathlib
+
+    package = pathlib.Path(routing.__file__).parent
+    for file in [package / "routing.py", *(package / "attention").glob("*.py")]:
+        text = file.read_text()
+        assert "import transformers" not in text and "from transformers" not in text, file
+        assert "import peft" not in text and "from peft" not in text, file
