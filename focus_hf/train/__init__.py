@@ -2,6 +2,15 @@
 
 from .calibration import calibrate, largest_groups
 from .centroids import GateSchedule, train_centroids
-from .data import tokenize_windows
+from .data import WindowDataset, tokenize_windows
+from .progress import RichProgress
 
-__all__ = ["GateSchedule", "calibrate", "largest_groups", "tokenize_windows", "train_centroids"]
+__all__ = [
+    "GateSchedule",
+    "RichProgress",
+    "WindowDataset",
+    "calibrate",
+    "largest_groups",
+    "tokenize_windows",
+    "train_centroids",
+]

@@ -6,11 +6,11 @@ import os
 from typing import Any
 
 from torch import Tensor, nn
-from torch.utils.data import Dataset
-from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import PrinterCallback, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from ..adapter import set_routing
 from .calibration import calibrate
+from .data import WindowDataset
 
 
 class GateSchedule(TrainerCallback):
@@ -41,23 +41,6 @@ class GateSchedule(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         set_routing(self.model, gate_strength=None)
-
-
-class WindowDataset(Dataset):
-    """Windows of token ids as the Trainer wants them.
-
-    Args:
-        windows: int64 ``(N, T)``.
-    """
-
-    def __init__(self, windows: Tensor) -> None:
-        self.windows = windows
-
-    def __len__(self) -> int:
-        return self.windows.shape[0]
-
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        return {"input_ids": self.windows[index], "labels": self.windows[index]}
 
 
 def train_centroids(
@@ -96,7 +79,6 @@ def train_centroids(
         "report_to": "none",
         "save_strategy": "no",
         "logging_strategy": "no",
-        "disable_tqdm": False,
         **training_arguments,
     }
     trainer = Trainer(
@@ -112,6 +94,8 @@ def train_centroids(
         train_dataset=WindowDataset(windows),
         callbacks=[GateSchedule(model), *(callbacks or [])],
     )
+    if trainer.args.disable_tqdm:
+        trainer.remove_callback(PrinterCallback)  # the caller shows progress its own way
     trainer.train()
     model.eval()
     return calibrate(model, windows[:calibration_windows].split(batch_size))

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset
 
 
 def tokenize_windows(tokenizer: Any, text: str, length: int) -> Tensor:
@@ -29,3 +30,20 @@ def tokenize_windows(tokenizer: Any, text: str, length: int) -> Tensor:
             "Give more text or a shorter window."
         )
     return ids[: ids.numel() // length * length].view(-1, length)
+
+
+class WindowDataset(Dataset):
+    """Windows of token ids as the Trainer wants them.
+
+    Args:
+        windows: int64 ``(N, T)``.
+    """
+
+    def __init__(self, windows: Tensor) -> None:
+        self.windows = windows
+
+    def __len__(self) -> int:
+        return self.windows.shape[0]
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return {"input_ids": self.windows[index], "labels": self.windows[index]}
