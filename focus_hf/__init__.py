@@ -5,7 +5,17 @@ that ``model.load_adapter("org/name")`` works.
 """
 
 from .adapter import FocusConfig, FocusLayer, FocusModel, set_routing
+from .hub import FocusModelCard, pull, push_to_hub
 
 __version__ = "0.1.0"
 
-__all__ = ["FocusConfig", "FocusLayer", "FocusModel", "__version__", "set_routing"]
+__all__ = [
+    "FocusConfig",
+    "FocusLayer",
+    "FocusModel",
+    "FocusModelCard",
+    "__version__",
+    "pull",
+    "push_to_hub",
+    "set_routing",
+]

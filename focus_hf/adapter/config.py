@@ -45,7 +45,8 @@ class FocusConfig(PeftConfig):
         target_modules (`list[str]` or `str`, *optional*): Attention modules to route, as names, suffixes or a
             regular expression. By default every causal self-attention module is found by itself.
         exclude_modules (`list[str]` or `str`, *optional*): Attention modules to leave alone.
-        include_sliding_layers (`bool`): Also route layers whose attention is local by design (sliding window).
+        include_sliding_layers (`bool`): Also route layers whose attention is local by design (sliding window). Their
+            sinks act only while they are inside that window.
         hidden_size (`int`, *optional*): Width of the base model. Filled in when the adapter is added to a model and
             checked when it is loaded onto another.
         layers (`list[int]`, *optional*): Indices of the routed layers, filled in and checked likewise.

@@ -115,7 +115,9 @@ def focus_attention_forward(
         return _dense(module, query, key, value, attention_mask, scale, dropout, softcap, s_aux, kwargs)
 
     key, value, memberships, attention_mask = _align(key, value, routing.memberships, attention_mask)
-    positions, extra_mask = read_mask(attention_mask, query.shape[0], query.shape[2], key.shape[2], query.device)
+    dropped = routing.memberships.shape[1] - key.shape[2]
+    is_sliding = kwargs.get("sliding_window") is not None
+    positions, extra_mask = read_mask(attention_mask, query, key, dropped=dropped, is_sliding=is_sliding)
     if routing.soft is not None:
         output = gated_attention(
             query,
@@ -195,38 +197,41 @@ def _align(
 
 
 def read_mask(
-    mask: Tensor | None, batch: int, num_queries: int, num_keys: int, device: torch.device
+    mask: Tensor | None, query: Tensor, key: Tensor, *, dropped: int = 0, is_sliding: bool = False
 ) -> tuple[Tensor, Tensor | None]:
     """Turn whatever mask the base model made into positions, plus the mask itself if it says more than that.
 
     Args:
         mask: ``None``; ``(B, S)`` with 0 for padding; or ``(B, 1 or H, Q, S)``, bool or additive (0 = attend).
-        batch, num_queries, num_keys: ``B``, ``Q``, ``S``; the queries are the last ``Q`` of the ``S`` tokens.
-        device: where to create positions.
+        query: ``(B, H, Q, D)``; the queries are the last ``Q`` of the ``S`` tokens.
+        key: ``(B, H_kv, S, D)``.
+        dropped: older tokens that a sliding cache no longer holds.
+        is_sliding: the mask is that of a sliding window.
 
     Returns:
         Positions ``(B, S)``: a token's rank among the tokens of its sequence, ``PADDING`` for padding; and
         ``None`` where causality and padding say it all, else the allowed pairs ``(B, 1 or H, Q, S)``.
     """
+    batch, num_queries, num_keys = query.shape[0], query.shape[2], key.shape[2]
+    index = torch.arange(num_keys, device=query.device)
     if mask is None:
-        return torch.arange(num_keys, device=device).expand(batch, num_keys), None
+        return (index + dropped).expand(batch, num_keys), None
     if mask.dim() == 2:
-        return _positions(mask.bool()), None
+        return _positions(mask.bool(), dropped), None
     allowed = mask if mask.dtype == torch.bool else mask == 0
     allowed = allowed.expand(batch, -1, -1, -1)
     real = allowed[:, 0, -1]
-    index = torch.arange(num_keys, device=device)
     causal = index[None, :] <= index[num_keys - num_queries :, None]
     if bool((allowed == (causal & real[:, None, None, :])).all()):
-        return _positions(real), None
-    if num_queries == num_keys:
+        return _positions(real, dropped), None
+    if num_queries == num_keys and not is_sliding:
         # Packed documents: a token's position is the number of tokens it may look back at, itself excluded.
         return allowed[:, 0].sum(dim=-1) - 1, allowed
-    return index.expand(batch, num_keys), allowed
+    return _positions(allowed[:, 0].any(dim=1), dropped), allowed
 
 
-def _positions(real: Tensor) -> Tensor:
-    return torch.where(real, real.cumsum(dim=-1) - 1, PADDING)
+def _positions(real: Tensor, dropped: int) -> Tensor:
+    return torch.where(real, real.cumsum(dim=-1) - 1 + dropped, PADDING)
 
 
 def _dense(

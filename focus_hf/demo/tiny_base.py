@@ -53,7 +53,7 @@ def train_tiny_base(
         The model (one million parameters, context 512) and its tokenizer.
     """
     tokenizer = train_tokenizer(text)
-    windows = tokenize_windows(tokenizer, text, CONTEXT)
+    windows = tokenize_windows(tokenizer, text, CONTEXT, stride=CONTEXT // 8)
     model = LlamaForCausalLM(
         LlamaConfig(
             vocab_size=len(tokenizer),
@@ -85,6 +85,7 @@ def train_tiny_base(
             report_to="none",
             logging_steps=10,
             disable_tqdm=True,
+            dataloader_pin_memory=False,
         ),
         train_dataset=WindowDataset(windows),
         callbacks=[RichProgress(progress, "base model")],

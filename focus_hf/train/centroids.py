@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
@@ -79,6 +80,7 @@ def train_centroids(
         "report_to": "none",
         "save_strategy": "no",
         "logging_strategy": "no",
+        "dataloader_pin_memory": torch.cuda.is_available(),
         **training_arguments,
     }
     trainer = Trainer(

@@ -9,13 +9,14 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 
-def tokenize_windows(tokenizer: Any, text: str, length: int) -> Tensor:
-    """Cut a text into consecutive windows of ``length`` tokens; an incomplete last one is dropped.
+def tokenize_windows(tokenizer: Any, text: str, length: int, stride: int | None = None) -> Tensor:
+    """Cut a text into windows of ``length`` tokens; an incomplete last one is dropped.
 
     Args:
         tokenizer: a transformers tokenizer.
         text: any text.
         length: tokens per window.
+        stride: tokens from one window's start to the next; ``length`` by default, so that windows do not overlap.
 
     Returns:
         int64 ``(N, length)``.
@@ -29,7 +30,7 @@ def tokenize_windows(tokenizer: Any, text: str, length: int) -> Tensor:
             f"The text has {ids.numel()} tokens, fewer than one window of {length}. "
             "Give more text or a shorter window."
         )
-    return ids[: ids.numel() // length * length].view(-1, length)
+    return ids.unfold(0, length, stride or length)
 
 
 class WindowDataset(Dataset):

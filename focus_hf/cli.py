@@ -1,0 +1,161 @@
+"""The command ``focus-hf``: one thin layer over the package's functions."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+app = typer.Typer(
+    name="focus-hf",
+    help="Focus adapters: sparse long-range attention for Hugging Face models.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    rich_markup_mode="rich",
+)
+
+
+@app.command(epilog="Example: focus-hf demo --base ./my-model --text notes.txt --out demo-output")
+def demo(
+    base: Annotated[str | None, typer.Option(help="Causal language model: a folder or a Hub id.")] = None,
+    text: Annotated[Path | None, typer.Option(help="Text file to train on.", exists=True, dir_okay=False)] = None,
+    out: Annotated[Path, typer.Option(help="Folder for everything it writes.")] = Path("demo-output"),
+) -> None:
+    """Train, push to a Hub on this machine, load back and generate: the whole story, offline."""
+    run_demo = _optional("focus_hf.demo", "run_demo", "train,hub,viz")
+    run_demo(base, text, out)
+
+
+@app.command(
+    epilog="Example: focus-hf hub --root ./hub --port 8888, then HF_ENDPOINT=http://127.0.0.1:8888 python ..."
+)
+def hub(
+    root: Annotated[Path, typer.Option(help="Folder that holds the repositories.")] = Path("focus-hub"),
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on.", min=1, max=65535)] = 8888,
+) -> None:
+    """Run a Hugging Face Hub on this machine."""
+    serve = _optional("focus_hf.hub.server", "serve", "hub")
+    _stderr().print(f"Local Hub of {root}: set HF_ENDPOINT=http://{host}:{port}. Stop it with Ctrl-C.", soft_wrap=True)
+    serve(root, host, port)
+
+
+@app.command(epilog="Example: focus-hf push ./adapter me/llama-focus --dry-run")
+def push(
+    folder: Annotated[Path, typer.Argument(help="Folder of the adapter.")],
+    repo_id: Annotated[str, typer.Argument(help="Where to push it: org/name.")],
+    base_model: Annotated[str | None, typer.Option(help="Hub id of the base model, if it was a folder.")] = None,
+    private: Annotated[bool, typer.Option("--private", help="Create a private repository.")] = False,
+    create_pr: Annotated[bool, typer.Option("--create-pr", help="Open a pull request.")] = False,
+    revision: Annotated[str | None, typer.Option(help="Branch to commit to.")] = None,
+    commit_message: Annotated[str | None, typer.Option(help="Message of the commit.")] = None,
+    license: Annotated[str | None, typer.Option(help="Licence of the adapter.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, send nothing.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")] = False,
+) -> None:
+    """Check an adapter, write its card and push both in one commit."""
+    from .hub import push_to_hub
+
+    answer = push_to_hub(
+        folder,
+        repo_id,
+        base_model=base_model,
+        private=private,
+        create_pr=create_pr,
+        revision=revision,
+        commit_message=commit_message,
+        license=license,
+        dry_run=dry_run,
+    )
+    if isinstance(answer, list):
+        _print({"repo_id": repo_id, "files": answer}, "\n".join(["Would push:", *answer]), as_json)
+        return
+    url = answer.pr_url or answer.commit_url
+    _print({"repo_id": repo_id, "commit": answer.oid, "url": url}, f"Pushed to {url}", as_json)
+
+
+@app.command(epilog="Example: focus-hf pull me/llama-focus ./adapter")
+def pull(
+    repo_id: Annotated[str, typer.Argument(help="The adapter: org/name.")],
+    folder: Annotated[Path | None, typer.Argument(help="Where to put it; the cache by default.")] = None,
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")] = False,
+) -> None:
+    """Download an adapter, checked before and after."""
+    from .hub import pull as pull_adapter
+
+    path = pull_adapter(repo_id, folder, revision=revision)
+    _print({"repo_id": repo_id, "folder": str(path)}, f"{repo_id} is in {path}", as_json)
+
+
+@app.command(epilog="Example: focus-hf card --adapter ./adapter --repo-id me/llama-focus --write")
+def card(
+    adapter: Annotated[Path, typer.Option(help="Folder of the adapter.")],
+    repo_id: Annotated[str, typer.Option(help="Where it is, or will be, on the Hub.")] = "your-name/your-adapter",
+    base_model: Annotated[str | None, typer.Option(help="Hub id of the base model, if it was a folder.")] = None,
+    write: Annotated[bool, typer.Option("--write", help="Write README.md into the folder.")] = False,
+) -> None:
+    """Make the card of an adapter from its files."""
+    from .hub import FocusModelCard
+    from .hub.card import GENERATED
+
+    made = FocusModelCard.from_adapter(adapter, repo_id=repo_id, base_model=base_model)
+    if not write:
+        typer.echo(str(made))
+        return
+    path = adapter / "README.md"
+    if path.exists() and GENERATED not in path.read_text(encoding="utf-8") and not _is_peft_card(path):
+        raise ValueError(f"{path} was written by hand; remove or rename it first.")
+    made.save(path)
+    typer.echo(f"Wrote {path}")
+
+
+def _is_peft_card(path: Path) -> bool:
+    """PEFT writes a card of empty sections beside every adapter; nothing is lost with it."""
+    return "[More Information Needed]" in path.read_text(encoding="utf-8")
+
+
+def _optional(module: str, name: str, extra: str) -> Any:
+    """Import something that needs packages of an extra.
+
+    Raises:
+        RuntimeError: they are not installed; says how to.
+    """
+    import importlib
+
+    try:
+        return getattr(importlib.import_module(module), name)
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("focus_hf"):
+            raise
+        raise RuntimeError(f"This needs {error.name}: pip install 'focus-hf[{extra}]'") from None
+
+
+def _print(values: dict[str, Any], text: str, as_json: bool) -> None:
+    typer.echo(json.dumps(values) if as_json else text)
+
+
+def _stderr() -> Console:
+    return Console(stderr=True)
+
+
+def main() -> None:
+    """Entry point. Exit code 0; 1 for what went wrong, told in one line; 2 for a wrong command line."""
+    try:
+        app()
+    except (ValueError, RuntimeError, OSError) as error:
+        message = " ".join(str(error).split())
+        _stderr().print(f"focus-hf: {message}", markup=False, highlight=False, soft_wrap=True)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

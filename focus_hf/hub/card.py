@@ -1,0 +1,180 @@
+"""The card of an adapter: metadata for the Hub, a page for people, both made from the adapter's own files."""
+
+from __future__ import annotations
+
+import os
+import re
+import unicodedata
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from huggingface_hub.utils import HFValidationError, validate_repo_id
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from ..adapter import FocusConfig
+from .adapter_files import CONFIG_FILE, WEIGHTS_FILE, check_adapter
+from .results import Results, load_results
+
+#: Marks a card that this package wrote and may write again.
+GENERATED = "<!-- focus_hf:generated -->"
+
+_TEMPLATE = "focus_card.md.jinja"
+
+
+def template_folder() -> Path:
+    """Where the card templates are: inside an installed package, beside it in a source checkout."""
+    package = Path(__file__).resolve().parents[1]
+    installed = package / "hub_templates"
+    return installed if installed.is_dir() else package.parent / "hub_templates"
+
+
+def escape(value: object) -> str:
+    """Text from outside (a model, a data set, a name) as text in Markdown, never as markup.
+
+    Characters that Markdown or HTML give a meaning become character references; line breaks become spaces; invisible
+    and direction-changing characters are dropped.
+    """
+    text = re.sub(r"\s+", " ", str(value)).strip()
+    text = "".join(c for c in text if unicodedata.category(c) not in ("Cc", "Cf", "Co", "Cs"))
+    return re.sub(r"[&<>|`*_{}\[\]()#$~\\!]|(?<!\w)[-+=]|:(?=//)", lambda m: f"&#{ord(m.group())};", text)
+
+
+class FocusModelCard(ModelCard):
+    """Card of a Focus adapter.
+
+    Example:
+
+    ```py
+    >>> card = FocusModelCard.from_adapter("my-adapter", repo_id="me/llama-focus")
+    >>> card.save("my-adapter/README.md")
+    ```
+    """
+
+    default_template_path = template_folder() / _TEMPLATE
+
+    @classmethod
+    def from_adapter(
+        cls,
+        folder: str | os.PathLike[str],
+        *,
+        repo_id: str,
+        base_model: str | None = None,
+        results: Results | None = None,
+        license: str | None = None,
+        language: str | list[str] | None = None,
+        datasets: str | list[str] | None = None,
+    ) -> FocusModelCard:
+        """Make the card of an adapter from its files; nothing needs to be answered.
+
+        Args:
+            folder: the adapter's folder; it is checked.
+            repo_id: where the adapter is, or will be, on the Hub: the usage examples name it.
+            base_model: Hub id of the base model; the adapter's own by default.
+            results: measured quality; ``focus_results.json`` by default.
+            license, language, datasets: further metadata of the Hub.
+
+        Raises:
+            AdapterFileError: the adapter is damaged.
+            ValueError: a name is not one that the Hub can have.
+        """
+        config = check_adapter(folder)
+        base = check_hub_id(base_model or config.base_model_name_or_path or "", "base model")
+        check_hub_id(repo_id, "repository")
+        results = results or load_results(folder)
+        data = ModelCardData(
+            base_model=base,
+            library_name="focus_hf",
+            pipeline_tag="text-generation",
+            tags=["focus", "peft", "sparse-attention", f"base_model:adapter:{base}"],
+            license=license,
+            language=language,
+            datasets=[datasets] if isinstance(datasets, str) else datasets,
+            model_name=repo_id.split("/")[-1] if results else None,
+            eval_results=_eval_results(results) if results else None,
+            base_model_relation="adapter",
+        )
+        environment = Environment(
+            loader=FileSystemLoader(template_folder()),
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+            keep_trailing_newline=True,
+        )
+        environment.filters["escape_markdown"] = escape
+        text = environment.get_template(_TEMPLATE).render(
+            marker=GENERATED,
+            repo_id=repo_id,
+            base=base,
+            config=config,
+            results=results,
+            license=license,
+            parameters=_count_parameters(config),
+            megabytes=(Path(folder) / WEIGHTS_FILE).stat().st_size / 1e6,
+            figures=_figures(Path(folder)),
+            versions=_versions(),
+        )
+        return cls(f"---\n{data.to_yaml()}\n---\n\n{text}")
+
+
+def check_hub_id(name: str, what: str) -> str:
+    """A name as the Hub allows it.
+
+    Raises:
+        ValueError: it is a path on this machine, or not a valid name.
+    """
+    is_path = os.path.isabs(name) or name.startswith((".", "~")) or os.path.isdir(name)
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        is_path = True
+    if is_path or not name:
+        option = "base_model" if what == "base model" else "repo_id"
+        shown = "a folder on this machine" if os.path.isdir(name) else f"{name!r}"
+        raise ValueError(
+            f'The {what} is {shown}, which nobody else can load. Name it as on the Hub: {option}="org/name".'
+        )
+    return name
+
+
+def _eval_results(results: Results) -> list[EvalResult]:
+    return [
+        EvalResult(
+            task_type="text-generation",
+            dataset_type="text",
+            dataset_name=results.data,
+            metric_type="perplexity",
+            metric_name=f"perplexity, {_mode_name(row)}",
+            metric_value=float(row["perplexity"]),
+        )
+        for row in results.rows
+    ]
+
+
+def _figures(folder: Path) -> list[str]:
+    """Pictures of the adapter whose names are plain enough to stand in a link."""
+    names = sorted(path.name for path in (folder / "figures").glob("*.png"))
+    return [f"figures/{name}" for name in names if re.fullmatch(r"[\w.-]+", name, re.ASCII)]
+
+
+def _mode_name(row: dict[str, Any]) -> str:
+    return f"Focus, top_k={row['top_k']}" if row["mode"] == "hard" else str(row["mode"])
+
+
+def _count_parameters(config: FocusConfig) -> int:
+    per_layer = config.group_dim * int(config.hidden_size or 0) + config.num_groups * config.group_dim
+    return per_layer * len(config.layers or [])
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in ("focus-hf", "peft", "transformers", "torch"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+__all__ = ["CONFIG_FILE", "GENERATED", "FocusModelCard", "check_hub_id", "escape", "template_folder"]

@@ -1,0 +1,75 @@
+"""Errors of the Hub, in one line that says what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from huggingface_hub.errors import (
+    EntryNotFoundError,
+    GatedRepoError,
+    HfHubHTTPError,
+    LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+
+
+class HubError(RuntimeError):
+    """The Hub could not do what was asked; the message says why and what to do."""
+
+
+@contextmanager
+def hub_errors(repo_id: str, endpoint: str) -> Iterator[None]:
+    """Turn the client's exceptions inside the block into `HubError`."""
+    try:
+        yield
+    except GatedRepoError:  # a subclass of RepositoryNotFoundError
+        raise HubError(f"{repo_id} is gated: ask for access on its page, then log in with `hf auth login`.") from None
+    except RepositoryNotFoundError:
+        raise HubError(
+            f"{repo_id} does not exist on {endpoint}, or is private: check the name, or log in with `hf auth login`."
+        ) from None
+    except RevisionNotFoundError:
+        raise HubError(f"{repo_id} has no such revision: check the branch, tag or commit.") from None
+    except LocalEntryNotFoundError as error:
+        raise HubError(f"{repo_id} is not in the cache, and {endpoint} was not reached: {_line(error)}") from None
+    except EntryNotFoundError as error:
+        raise HubError(f"{repo_id} lacks a file: {_line(error)}") from None
+    except OfflineModeIsEnabled:
+        raise HubError("The Hub is switched off by HF_HUB_OFFLINE=1: unset it, or use what is in the cache.") from None
+    except HfHubHTTPError as error:
+        raise HubError(_of_status(error, repo_id, endpoint)) from None
+    except (ConnectionError, OSError) as error:
+        if not _is_connection(error):
+            raise
+        raise HubError(f"{endpoint} cannot be reached ({_line(error)}): check the network or HF_ENDPOINT.") from None
+    except Exception as error:
+        if not _is_connection(error):
+            raise
+        raise HubError(f"{endpoint} cannot be reached ({_line(error)}): check the network or HF_ENDPOINT.") from None
+
+
+def _of_status(error: HfHubHTTPError, repo_id: str, endpoint: str) -> str:
+    status = error.response.status_code if error.response is not None else None
+    if status == 401:
+        return f"{endpoint} does not accept the token: log in with `hf auth login`, or pass token=."
+    if status == 403:
+        return f"You may not write to {repo_id}: use a token with write access to its namespace."
+    if status in (409, 412):
+        return f"{repo_id} has changed meanwhile: look at the new version, then push again."
+    if "HF_HUB_DISABLE_XET" in str(error):
+        return f"{endpoint} has no Xet storage: set HF_HUB_DISABLE_XET=1 before starting Python and push again."
+    return f"{endpoint} answered {status}: {_line(error)}"
+
+
+def _is_connection(error: Exception) -> bool:
+    """HTTP libraries have their own exception families; their transport errors are known by name."""
+    names = {cls.__name__ for cls in type(error).__mro__}
+    return bool(names & {"TransportError", "ConnectError", "TimeoutException", "ConnectionError"})
+
+
+def _line(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return text[:200] or type(error).__name__

@@ -1,0 +1,201 @@
+"""Decode equals prefill: generation through the cache gives the logits of one full forward."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from transformers import DynamicCache, StaticCache
+
+import focus_hf
+from tests.families import FAMILIES, WINDOW, base_model, focus_model, logits, token_ids
+
+families = pytest.mark.parametrize("family", FAMILIES)
+CLOSE = {"rtol": 1e-3, "atol": 2e-4}
+
+
+def model_of(family, **changes):
+    """The wrapped transformers model, as users of ``load_adapter`` hold it."""
+    return focus_model(family, **changes).base_model.model
+
+
+def generate(model, ids, **kwargs):
+    options = {"max_new_tokens": 12, "do_sample": False, "return_dict_in_generate": True, "output_logits": True}
+    mask = kwargs.pop("attention_mask", torch.ones_like(ids))
+    return model.generate(ids, attention_mask=mask, **{**options, **kwargs})
+
+
+def assert_is_what_a_full_forward_gives(model, result, prompt_length, mask=None):
+    """Every logit that generation saw equals the one of a forward over the whole sequence, without a cache."""
+    sequences = result.sequences
+    if mask is not None:
+        mask = torch.cat([mask, torch.ones_like(sequences[:, prompt_length:])], dim=1)
+        positions = (mask.cumsum(-1) - 1).clamp(min=0)
+        whole = logits(model, sequences, attention_mask=mask, position_ids=positions, use_cache=False)
+    else:
+        whole = logits(model, sequences, use_cache=False)
+    seen = torch.stack(result.logits, dim=1)
+    torch.testing.assert_close(seen, whole[:, prompt_length - 1 : -1].to(seen.dtype), **CLOSE)
+
+
+@families
+@pytest.mark.parametrize("top_k", [1, 2])
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("length", [WINDOW - 4, 40])  # grows out of the window while generating, or starts beyond
+def test_greedy(family, top_k, cache, length):
+    model, ids = model_of(family, top_k=top_k), token_ids(length=length)
+    kwargs = {"cache_implementation": "static"} if cache == "static" else {}
+    assert_is_what_a_full_forward_gives(model, generate(model, ids, **kwargs), length)
+
+
+@families
+def test_sampling(family):
+    model, ids = model_of(family), token_ids(length=20)
+    torch.manual_seed(7)
+    result = generate(model, ids, do_sample=True, temperature=1.5)
+    assert_is_what_a_full_forward_gives(model, result, 20)
+
+
+@families
+def test_several_returned_sequences(family):
+    model, ids = model_of(family), token_ids(length=20)
+    torch.manual_seed(7)
+    result = generate(model, ids, do_sample=True, num_return_sequences=3)
+    assert result.sequences.shape[0] == 6
+    assert_is_what_a_full_forward_gives(model, result, 20)
+
+
+@families
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_beam_search(family, cache):
+    model, ids = model_of(family), token_ids(length=20)
+    kwargs = {"cache_implementation": "static"} if cache == "static" else {}
+    with_cache = generate(model, ids, num_beams=4, num_return_sequences=2, output_scores=True, **kwargs)
+    without = generate(model, ids, num_beams=4, num_return_sequences=2, output_scores=True, use_cache=False)
+    assert torch.equal(with_cache.sequences, without.sequences)
+    torch.testing.assert_close(with_cache.sequences_scores, without.sequences_scores, **CLOSE)
+
+
+@families
+def test_assisted_decoding_gives_the_greedy_tokens(family):
+    model, ids = model_of(family), token_ids(batch=1, length=24)
+    assistant = base_model(family)
+    greedy = generate(model, ids, max_new_tokens=20).sequences
+    assert torch.equal(generate(model, ids, max_new_tokens=20, assistant_model=assistant).sequences, greedy)
+    # and the assistant may have an adapter of its own
+    assistant = model_of(family, seed=5)
+    assert torch.equal(generate(model, ids, max_new_tokens=20, assistant_model=assistant).sequences, greedy)
+
+
+@families
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_left_padded_batches_of_different_lengths(family, cache):
+    model = model_of(family)
+    texts = [token_ids(1, n, seed=n) for n in (30, 17, 6)]
+    length = max(text.shape[1] for text in texts)
+    ids = torch.zeros(3, length, dtype=torch.long)
+    mask = torch.zeros(3, length, dtype=torch.long)
+    for row, text in enumerate(texts):
+        ids[row, length - text.shape[1] :] = text
+        mask[row, length - text.shape[1] :] = 1
+    kwargs = {"cache_implementation": "static"} if cache == "static" else {}
+    batch = generate(model, ids, attention_mask=mask, **kwargs)
+    assert_is_what_a_full_forward_gives(model, batch, length, mask)
+    if family == "gpt2":
+        return  # learned positions: transformers itself gives padded GPT-2 other positions in static caches
+    for row, text in enumerate(texts):
+        alone = generate(model, text)
+        torch.testing.assert_close(
+            torch.stack(batch.logits, 1)[row], torch.stack(alone.logits, 1)[0], rtol=1e-3, atol=5e-4
+        )
+
+
+@families
+@pytest.mark.parametrize("sizes", [[1] * 48, [20, 1, 1, 10, 16], [5, 43], [30, 18]])
+def test_any_chunks_equal_one_prefill(family, sizes):
+    model, ids = model_of(family), token_ids(length=48)
+    expected = logits(model, ids, use_cache=False)
+    cache, parts, start = DynamicCache(config=model.config), [], 0
+    for size in sizes:
+        parts.append(logits(model, ids[:, start : start + size], past_key_values=cache, use_cache=True))
+        start += size
+    torch.testing.assert_close(torch.cat(parts, dim=1), expected, **CLOSE)
+
+
+@families
+def test_chunks_into_a_static_cache(family):
+    model, ids = model_of(family), token_ids(length=48)
+    cache = StaticCache(config=model.config, max_cache_len=64)
+    parts = [logits(model, chunk, past_key_values=cache, use_cache=True) for chunk in ids.split([29, 1, 1, 17], 1)]
+    torch.testing.assert_close(torch.cat(parts, dim=1), logits(model, ids, use_cache=False), **CLOSE)
+    cache.reset()
+    again = logits(model, ids[:, :29], past_key_values=cache, use_cache=True)
+    torch.testing.assert_close(again, parts[0], **CLOSE)
+
+
+def filled_cache(model, ids):
+    cache = DynamicCache(config=model.config)
+    logits(model, ids, past_key_values=cache, use_cache=True)
+    return cache
+
+
+FULL_ATTENTION = [family for family in FAMILIES if not family.startswith("gemma")]  # sliding layers cannot be cropped
+
+
+@pytest.mark.parametrize("family", FULL_ATTENTION)
+def test_cropped_cache(family):
+    model, ids = model_of(family), token_ids(length=48)
+    cache = filled_cache(model, ids[:, :40])
+    cache.crop(-10)
+    rest = logits(model, ids[:, 30:], past_key_values=cache, use_cache=True)
+    torch.testing.assert_close(rest, logits(model, ids, use_cache=False)[:, 30:], **CLOSE)
+
+
+@families
+def test_reordered_repeated_selected_and_copied_cache(family):
+    model, ids = model_of(family), token_ids(batch=3, length=48)
+    whole = logits(model, ids, use_cache=False)[:, 40:]
+    prompt, rest = ids[:, :40], ids[:, 40:]
+
+    def continued(cache, rows):
+        return logits(model, rest[rows], past_key_values=cache, use_cache=True)
+
+    order = torch.tensor([2, 0, 1])
+    cache = filled_cache(model, prompt)
+    copied = copy.deepcopy(cache)
+    cache.reorder_cache(order)
+    torch.testing.assert_close(continued(cache, order), whole[order], **CLOSE)
+    torch.testing.assert_close(continued(copied, torch.arange(3)), whole, **CLOSE)
+
+    cache = filled_cache(model, prompt)
+    cache.batch_repeat_interleave(2)
+    rows = torch.tensor([0, 0, 1, 1, 2, 2])
+    torch.testing.assert_close(continued(cache, rows), whole[rows], **CLOSE)
+
+    cache = filled_cache(model, prompt)
+    rows = torch.tensor([2, 1])
+    cache.batch_select_indices(rows)
+    torch.testing.assert_close(continued(cache, rows), whole[rows], **CLOSE)
+
+
+def test_tokens_cached_without_the_adapter_are_attended_by_all():
+    """Their groups are unknown, so the new tokens attend to them as the base model would."""
+    model, ids = focus_model("llama"), token_ids(length=48)
+    with model.disable_adapter():
+        cache = filled_cache(model.base_model.model, ids[:, :47])
+        expected = logits(model, ids[:, 47:], past_key_values=copy.deepcopy(cache), use_cache=True)
+    result = logits(model, ids[:, 47:], past_key_values=cache, use_cache=True)
+    torch.testing.assert_close(result, expected, **CLOSE)
+
+
+def test_the_dial_can_be_turned_between_calls():
+    model, ids = focus_model("llama"), token_ids(length=48)
+    dense = None
+    with model.disable_adapter():
+        dense = logits(model, ids)
+    differences = []
+    for top_k in (1, 2, 4):
+        focus_hf.set_routing(model, top_k=top_k)
+        differences.append((logits(model, ids) - dense).abs().max().item())
+    assert differences[0] > 1e-3 and differences[2] < 1e-4  # all groups: every pair is attended

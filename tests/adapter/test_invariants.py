@@ -1,0 +1,244 @@
+"""What must always hold, over every supported family."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+import torch
+from peft import get_peft_model
+from safetensors import safe_open
+
+import focus_hf
+from focus_hf.adapter import focus_layers, observe_routing
+from focus_hf.attention import Pattern, masked_focus_attention
+from focus_hf.train import calibrate
+from tests.families import (
+    FAMILIES,
+    INTERLEAVED,
+    SINKS,
+    WINDOW,
+    base_model,
+    focus_config,
+    focus_model,
+    logits,
+    token_ids,
+)
+
+families = pytest.mark.parametrize("family", FAMILIES)
+
+
+def padding_mask(side: str, batch: int, length: int) -> torch.Tensor:
+    mask = torch.ones(batch, length, dtype=torch.long)
+    if side == "left":
+        mask[0, : length // 3] = 0
+    if side == "right":
+        mask[0, -(length // 3) :] = 0
+    return mask
+
+
+# -- 1. short means identical --------------------------------------------------------------------------------------
+
+
+@families
+@pytest.mark.parametrize("length", [1, 2, WINDOW + 1])
+def test_short_contexts_are_bit_identical_to_the_base_model(family, length):
+    ids = token_ids(length=length)
+    assert torch.equal(logits(focus_model(family), ids), logits(base_model(family), ids))
+
+
+@families
+def test_longer_contexts_are_not(family):
+    ids = token_ids()
+    assert (logits(focus_model(family), ids) - logits(base_model(family), ids)).abs().max() > 1e-4
+
+
+@families
+@pytest.mark.parametrize("side", ["none", "left"])
+def test_disabled_deleted_and_unloaded_adapters_leave_the_base_model(family, side):
+    ids, mask = token_ids(), padding_mask(side, 2, 48)
+    expected = logits(base_model(family), ids, attention_mask=mask)
+    model = focus_model(family)
+    with model.disable_adapter():
+        assert torch.equal(logits(model, ids, attention_mask=mask), expected)
+    assert not torch.equal(logits(model, ids, attention_mask=mask), expected)
+    model.delete_adapter("default")  # PEFT cannot run a PeftModel without any adapter, but the model inside it can
+    assert torch.equal(logits(model.base_model.model, ids, attention_mask=mask), expected)
+    assert torch.equal(logits(focus_model(family).unload(), ids, attention_mask=mask), expected)
+
+
+# -- 2. exact ------------------------------------------------------------------------------------------------------
+
+
+@families
+@pytest.mark.parametrize("top_k", [1, 2])
+@pytest.mark.parametrize("side", ["none", "left", "right"])
+def test_grouped_and_masked_paths_agree(family, top_k, side):
+    model, ids, mask = focus_model(family, top_k=top_k), token_ids(), padding_mask(side, 2, 48)
+    results = {}
+    for backend in ("grouped", "masked"):
+        focus_hf.set_routing(model, backend=backend)
+        results[backend] = logits(model, ids, attention_mask=mask) * mask[..., None]
+    scale = results["masked"].abs().max()
+    assert (results["grouped"] - results["masked"]).abs().max() <= 1e-5 * scale
+
+
+@families
+def test_an_attention_layer_equals_the_float64_reference(family, monkeypatch):
+    """What the registered attention function returned, against the definition on the same q, k, v."""
+    from focus_hf.adapter import interface
+
+    calls = []
+    original = interface.grouped_focus_attention
+
+    def spy(query, key, value, pattern, positions, memberships, scale):
+        output = original(query, key, value, pattern, positions, memberships, scale)
+        arguments = (query.double(), key.double(), value.double(), pattern, positions, memberships, scale)
+        calls.append((output, masked_focus_attention(*arguments)))
+        assert pattern == Pattern(WINDOW, SINKS)
+        return output
+
+    monkeypatch.setattr(interface, "grouped_focus_attention", spy)
+    model = focus_model(family, top_k=2)
+    focus_hf.set_routing(model, backend="grouped")
+    logits(model, token_ids())
+    if family == "gemma2":  # soft-capped scores cannot go through the flash kernel
+        assert not calls
+        return
+    assert len(calls) == len(focus_layers(model))
+    for output, expected in calls:
+        assert (output - expected).abs().max() <= 1e-5 * expected.abs().max()
+
+
+@families
+@pytest.mark.parametrize("side", ["none", "left", "right"])
+def test_the_base_models_way_of_making_masks_does_not_matter(family, side):
+    ids, mask = token_ids(), padding_mask(side, 2, 48)
+    model, results = focus_model(family), {}
+    for implementation in ("eager", "sdpa", "focus"):
+        if family == "gemma2" and implementation == "sdpa":
+            continue  # SDPA refuses soft-capping in the base model's own layers
+        model.base_model.model.set_attn_implementation(implementation)
+        results[implementation] = logits(model, ids, attention_mask=mask) * mask[..., None]
+    for result in results.values():
+        torch.testing.assert_close(result, results["eager"], rtol=1e-4, atol=1e-4)
+
+
+@families
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision(family, dtype):
+    model, ids = focus_model(family), token_ids()
+    expected = logits(model, ids)
+    half = focus_model(family)
+    half.base_model.model.to(dtype)
+    result = logits(half, ids)
+    assert result.dtype == dtype and torch.isfinite(result).all()
+    with model.disable_adapter(), half.disable_adapter():
+        dense_error = (logits(half, ids).float() - logits(model, ids)).abs().mean()
+    # A rounded hidden state can change a token's group, so single logits may differ; most must not.
+    assert (result.float() - expected).abs().median() <= 4 * dense_error + 1e-3
+
+
+# -- 3. causal -----------------------------------------------------------------------------------------------------
+
+
+@families
+@pytest.mark.parametrize("backend", ["grouped", "masked"])
+def test_later_tokens_do_not_change_earlier_logits(family, backend):
+    model = focus_model(family)
+    focus_hf.set_routing(model, backend=backend)
+    ids = token_ids(batch=1)
+    changed = ids.clone()
+    changed[:, 30:] = token_ids(batch=1, seed=9)[:, 30:]
+    torch.testing.assert_close(logits(model, ids)[:, :30], logits(model, changed)[:, :30], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(logits(model, ids)[:, :30], logits(model, ids[:, :30]), rtol=1e-4, atol=1e-4)
+
+
+# -- 5. only centroids travel --------------------------------------------------------------------------------------
+
+
+def fingerprint(model) -> str:
+    digest = hashlib.sha256()
+    for name, parameter in sorted(model.named_parameters()):
+        if "focus_" not in name:
+            digest.update(name.encode() + parameter.detach().numpy().tobytes())
+    return digest.hexdigest()
+
+
+@families
+@pytest.mark.parametrize("gate", ["additive", "multiplicative"])
+def test_training_changes_centroids_and_nothing_else(family, gate, tmp_path):
+    torch.manual_seed(0)
+    model = get_peft_model(base_model(family), focus_config(gate=gate))
+    assert {n.split(".")[-2] for n, p in model.named_parameters() if p.requires_grad} == {
+        "focus_proj",
+        "focus_centroids",
+    }
+    before = fingerprint(model)
+    centroids = [layer.focus_centroids["default"].clone() for layer in focus_layers(model)]
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
+    ids = token_ids(length=40)
+    for _ in range(3):
+        loss = model.train()(input_ids=ids, labels=ids, use_cache=False).loss
+        assert torch.isfinite(loss)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert fingerprint(model) == before
+    for layer, old in zip(focus_layers(model), centroids, strict=True):
+        assert not torch.equal(layer.focus_centroids["default"], old)
+        assert layer.focus_balance["default"].any() and not layer.focus_balance["default"].requires_grad
+
+    model.save_pretrained(tmp_path)
+    with safe_open(tmp_path / "adapter_model.safetensors", framework="pt") as file:
+        names = list(file.keys())
+    kinds = [name.rsplit(".", 1)[-1] for name in names]
+    assert sorted(kinds) == sorted(["focus_proj", "focus_centroids", "focus_balance"] * len(focus_layers(model)))
+
+
+# -- 7. balanced ---------------------------------------------------------------------------------------------------
+
+
+@families
+@pytest.mark.parametrize("top_k", [1, 2])
+def test_calibration_balances_every_layer(family, top_k):
+    model = focus_model(family, top_k=top_k)
+    batches = token_ids(batch=16, length=64, seed=3).split(8)
+    seen = {}
+    largest = calibrate(model, batches)
+    with observe_routing(model, lambda layer, scores, m: seen.setdefault(layer.name, []).append(m.flatten(0, 1))):
+        for batch in batches:
+            logits(model, batch, use_cache=False)
+    for name, parts in seen.items():
+        share = torch.cat(parts).float().mean(0) / top_k
+        assert share.max() <= 1.5 / 4 and share.min() > 0
+        assert largest[name] == pytest.approx(share.max().item(), abs=1e-4)
+
+
+# -- sliding layers ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", INTERLEAVED)
+def test_sliding_layers_are_left_alone_unless_asked_for(family):
+    assert len(focus_layers(focus_model(family))) == 2
+    every = focus_model(family, include_sliding_layers=True)
+    assert len(focus_layers(every)) == 4
+    ids = token_ids()
+    whole = logits(every, ids)
+    cache, steps = None, []
+    for t in range(ids.shape[1]):
+        with torch.no_grad():
+            output = every(input_ids=ids[:, t : t + 1], past_key_values=cache, use_cache=True)
+        cache = output.past_key_values
+        steps.append(output.logits)
+    torch.testing.assert_close(torch.cat(steps, 1), whole, rtol=1e-3, atol=1e-4)
+
+
+def test_packed_documents_do_not_see_each_other():
+    model = focus_model("llama")
+    first, second = token_ids(1, 30, seed=1), token_ids(1, 34, seed=2)
+    packed = torch.cat([first, second], dim=1)
+    positions = torch.cat([torch.arange(30), torch.arange(34)])[None]
+    result = logits(model, packed, position_ids=positions, use_cache=False)
+    torch.testing.assert_close(result[:, :30], logits(model, first), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(result[:, 30:], logits(model, second), rtol=1e-4, atol=1e-4)

@@ -1,0 +1,25 @@
+"""Set before any library of Hugging Face is imported: no test may reach for the network."""
+
+import os
+
+os.environ["HF_HUB_OFFLINE"] = "0"  # tests talk to a Hub on this machine
+os.environ["HF_ENDPOINT"] = "http://127.0.0.1:9"  # and nothing else: this port refuses
+os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import pytest  # noqa: E402
+import torch  # noqa: E402
+
+torch.set_num_threads(1)  # tests run in several processes at once; tiny tensors gain nothing from threads
+
+
+def pytest_collection_modifyitems(config, items):
+    """Slow tests run when they are asked for; GPU tests where there is one."""
+    if "slow" not in (config.getoption("-m") or ""):
+        for item in items:
+            if "slow" in item.keywords:
+                item.add_marker(pytest.mark.skip(reason="slow; run with -m slow"))
+    if not torch.cuda.is_available():
+        for item in items:
+            if "gpu" in item.keywords:
+                item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))

@@ -1,0 +1,106 @@
+"""Small random models of every supported family, and adapters whose groups are uneven enough to matter."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from typing import Any
+
+import torch
+from peft import get_peft_model
+from transformers import AutoModelForCausalLM
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from focus_hf import FocusConfig
+from focus_hf.adapter import focus_layers
+
+VOCABULARY = 99
+WINDOW, SINKS, GROUPS = 8, 2, 4
+
+_LLAMA_LIKE = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 256,
+}
+_INTERLEAVED = {
+    **_LLAMA_LIKE,
+    "num_hidden_layers": 4,
+    "sliding_window": 12,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+}
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "gpt2": {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 256},
+    "llama": _LLAMA_LIKE,
+    "mistral": {**_LLAMA_LIKE, "sliding_window": None},
+    "qwen2": _LLAMA_LIKE,
+    "olmo2": _LLAMA_LIKE,
+    "qwen3": _LLAMA_LIKE,
+    "gemma2": {**_INTERLEAVED, "query_pre_attn_scalar": 8},
+    "gemma3_text": {**_INTERLEAVED, "query_pre_attn_scalar": 8},
+    "gpt_neox": {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 256,
+    },
+    "phi3": {**_LLAMA_LIKE, "sliding_window": None},
+}
+
+#: Families with sliding layers, which stay as they are.
+INTERLEAVED = ("gemma2", "gemma3_text")
+
+
+@functools.cache
+def _base(family: str) -> Any:
+    torch.manual_seed(0)
+    config = CONFIG_MAPPING[family](
+        vocab_size=VOCABULARY, bos_token_id=0, eos_token_id=1, pad_token_id=0, **FAMILIES[family]
+    )
+    model = AutoModelForCausalLM.from_config(config).eval()
+    for parameter in model.parameters():  # the usual initialisation is so small that attention hardly matters
+        if parameter.dim() >= 2:
+            torch.nn.init.normal_(parameter, std=0.25)
+    model.tie_weights()
+    model.generation_config.eos_token_id = None
+    return model
+
+
+def base_model(family: str) -> Any:
+    """A fresh copy of the family's small model, in eval mode."""
+    return copy.deepcopy(_base(family))
+
+
+def focus_config(**changes: Any) -> FocusConfig:
+    values = {"num_groups": GROUPS, "local_window": WINDOW, "sink_tokens": SINKS, "task_type": "CAUSAL_LM"}
+    return FocusConfig(**{**values, **changes})
+
+
+def focus_model(family: str, seed: int = 1, **changes: Any) -> Any:
+    """The family's model with a random adapter, in eval mode."""
+    torch.manual_seed(seed)
+    model = get_peft_model(base_model(family), focus_config(**changes))
+    unbalance(model)
+    return model.eval()
+
+
+def unbalance(model: Any) -> None:
+    """Give the balance potentials random values, so that they must be honoured to get the right result."""
+    for layer in focus_layers(model):
+        for balance in layer.focus_balance.values():
+            balance.data.normal_(std=2.0)
+
+
+def token_ids(batch: int = 2, length: int = 48, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(2, VOCABULARY, (batch, length), generator=generator)
+
+
+def logits(model: Any, input_ids: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+    with torch.no_grad():
+        return model(input_ids=input_ids, **kwargs).logits
