@@ -146,7 +146,7 @@ class FocusLayer(nn.Module, BaseTunerLayer):
         if adapter_name in self._checked:
             return
         for kind in (self.focus_proj, self.focus_centroids, self.focus_balance):
-            if not bool(torch.isfinite(kind[adapter_name]).all()):
+            if not bool(torch.isfinite(kind[adapter_name].detach()).all()):
                 raise ValueError(
                     f"Adapter {adapter_name!r} has missing or non-finite centroids in {self.name}: its file is "
                     "incomplete or its training diverged. Download it again, or train with a lower learning rate."
@@ -213,8 +213,10 @@ class FocusLayer(nn.Module, BaseTunerLayer):
         valid = _valid_tokens(mask)
         assignments, potentials = routing.sinkhorn(scores, config.sinkhorn_iterations, valid)
         balance = self.focus_balance[adapter_name]
-        if self.training:
-            self._update_balance(balance, potentials.detach())
+        if self.training and assignments.requires_grad:
+            # In the backward pass: gradient checkpointing computes this forward twice, and both must agree.
+            new = potentials.detach()
+            assignments.register_hook(lambda gradient: self._update_balance(balance, new))
         if config.straight_through:
             hard = routing.hard_memberships(scores.detach(), balance.detach().float(), config.top_k)
             assignments = routing.straight_through(hard, assignments)

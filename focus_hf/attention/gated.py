@@ -24,7 +24,9 @@ def gate_affinity(assignments: Tensor) -> Tensor:
     Returns:
         ``(B, T, T)``, in [0, 1].
     """
-    return torch.matmul(assignments, assignments.transpose(-1, -2)).clamp(max=1.0)
+    product = torch.matmul(assignments, assignments.transpose(-1, -2))
+    # Not clamp(): rounding can lift a pair of one group just above 1, and clamp() would then stop its gradient.
+    return product - (product - 1.0).clamp(min=0.0).detach()
 
 
 def gated_attention(

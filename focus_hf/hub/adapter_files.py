@@ -64,7 +64,7 @@ def save_adapter(model: Any, folder: str | os.PathLike[str], adapter_name: str |
     from safetensors.torch import save
 
     name, config = _choose_adapter(model, adapter_name)
-    state = get_peft_model_state_dict(model, adapter_name=name)
+    state = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
     state = {f"{_PEFT_PREFIX}{key.removeprefix(_PEFT_PREFIX)}": value.contiguous() for key, value in state.items()}
     saved = copy.copy(config)
     saved.inference_mode = True
@@ -108,21 +108,16 @@ def read_config(folder: str | os.PathLike[str]) -> FocusConfig:
         values = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise AdapterFileError(f"{path} is not valid JSON ({error}); download or save the adapter again.") from None
-    return parse_config(values, str(path))
-
-
-def parse_config(values: Any, source: str) -> FocusConfig:
-    """Turn the content of an ``adapter_config.json`` into a `FocusConfig`; ``source`` names it in errors."""
     kind = values.get("peft_type") if isinstance(values, dict) else None
     if kind != "FOCUS":
-        raise AdapterFileError(f"{source} has peft_type {kind!r}, not 'FOCUS': this is not a Focus adapter.")
+        raise AdapterFileError(f"{path} has peft_type {kind!r}, not 'FOCUS': this is not a Focus adapter.")
     try:
         config = FocusConfig.from_peft_type(**values)
     except (TypeError, ValueError) as error:
-        raise AdapterFileError(f"{source}: {error}") from None
+        raise AdapterFileError(f"{path}: {error}") from None
     for field in ("hidden_size", "layers"):
         if getattr(config, field) is None:
-            raise AdapterFileError(f"{source} lacks {field}; save the adapter again with this version of focus_hf.")
+            raise AdapterFileError(f"{path} lacks {field}; save the adapter again with this version of focus_hf.")
     return config
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import tempfile
@@ -17,7 +16,7 @@ from .adapter_files import (
     AdapterFileError,
     check_adapter,
     check_tensors,
-    parse_config,
+    read_config,
     refuse_pickles,
 )
 from .errors import hub_errors
@@ -78,7 +77,7 @@ def _check_remote(api: HfApi, repo_id: str, revision: str | None) -> str:
     if CONFIG_FILE not in names:
         raise AdapterFileError(f"{source} has no {CONFIG_FILE}: it is not an adapter.")
     path = hf_hub_download(repo_id, CONFIG_FILE, revision=commit, token=api.token, endpoint=api.endpoint)
-    config = parse_config(json.loads(Path(path).read_text(encoding="utf-8")), f"{CONFIG_FILE} of {source}")
+    config = read_config(Path(path).parent)
     refuse_pickles(names, source)
     if WEIGHTS_FILE not in names:
         raise AdapterFileError(f"{source} has no {WEIGHTS_FILE}; ask its author to push it again.")

@@ -1,0 +1,120 @@
+"""The command line as a program: what it prints, where, and its exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+
+import httpx2 as httpx
+import pytest
+
+from focus_hf.hub import save_adapter
+from focus_hf.hub.server import LocalHub
+from tests.families import focus_model
+
+
+def focus_hf(*arguments, **environment):
+    return subprocess.run(
+        [sys.executable, "-m", "focus_hf.cli", *map(str, arguments)],
+        env={**os.environ, "COLUMNS": "200", **environment},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+
+
+@pytest.fixture(scope="module")
+def adapter(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("adapter")
+    model = focus_model("llama")
+    model.peft_config["default"].base_model_name_or_path = "demo/base"
+    return save_adapter(model, folder)
+
+
+def test_every_command_has_help_with_an_example():
+    listed = focus_hf("--help")
+    assert listed.returncode == 0
+    for command in ("demo", "hub", "push", "pull", "card"):
+        assert command in listed.stdout
+        shown = focus_hf(command, "--help")
+        assert shown.returncode == 0 and f"Example: focus-hf {command}" in shown.stdout
+
+
+def test_wrong_command_lines_exit_with_2():
+    for wrong in (["no-such-command"], ["push"], ["hub", "--port", "0"], ["demo", "--text", "/no/such/file"]):
+        done = focus_hf(*wrong)
+        assert done.returncode == 2 and "Traceback" not in done.stderr, wrong
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["push", "/no/such/folder", "a/b"], "adapter_config.json does not exist"),
+        (["pull", "demo/missing"], "cannot be reached"),
+        (["card", "--adapter", "/no/such/folder"], "adapter_config.json does not exist"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_with_1(arguments, message):
+    done = focus_hf(*arguments)
+    assert done.returncode == 1 and message in done.stderr and done.stdout == ""
+    assert len(done.stderr.strip().splitlines()) == 1 and done.stderr.startswith("focus-hf: ")
+
+
+def test_push_and_pull(adapter, tmp_path):
+    with LocalHub(tmp_path / "hub") as hub:
+        place = {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path / "home"), "HF_TOKEN": "t"}
+        dry = focus_hf("push", adapter, "demo/cli", "--dry-run", "--json", **place)
+        assert json.loads(dry.stdout)["files"] == ["README.md", "adapter_config.json", "adapter_model.safetensors"]
+        pushed = focus_hf("push", adapter, "demo/cli", "--json", **place)
+        assert pushed.returncode == 0, pushed.stderr
+        assert len(json.loads(pushed.stdout)["commit"]) == 40
+        pulled = focus_hf("pull", "demo/cli", tmp_path / "out", **place)
+        assert pulled.returncode == 0 and (tmp_path / "out" / "adapter_model.safetensors").is_file(), pulled.stderr
+        refused = focus_hf("push", adapter, "demo/cli", **{**place, "HF_TOKEN": ""})
+        assert refused.returncode == 1 and "hf auth login" in refused.stderr
+
+
+def test_card(adapter):
+    printed = focus_hf("card", "--adapter", adapter, "--repo-id", "me/focus")
+    assert printed.returncode == 0 and "base_model: demo/base" in printed.stdout
+    written = focus_hf("card", "--adapter", adapter, "--repo-id", "me/focus", "--write")
+    assert written.returncode == 0 and "# me/focus" in (adapter / "README.md").read_text()
+    (adapter / "README.md").write_text("by hand")
+    kept = focus_hf("card", "--adapter", adapter, "--repo-id", "me/focus", "--write")
+    assert kept.returncode == 1 and "written by hand" in kept.stderr
+    assert (adapter / "README.md").read_text() == "by hand"
+
+
+def test_hub_serves_until_it_is_stopped(tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "focus_hf.cli", "hub", "--root", str(tmp_path), "--port", str(port)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            for _ in range(300):
+                try:
+                    answer = httpx.get(f"http://127.0.0.1:{port}/api/models")
+                    break
+                except httpx.TransportError:
+                    time.sleep(0.1)
+            assert answer.json() == []
+        finally:
+            process.terminate()
+        assert f"HF_ENDPOINT=http://127.0.0.1:{port}" in process.stderr.read()
+
+
+@pytest.mark.slow
+def test_demo(tmp_path):
+    done = focus_hf("demo", "--out", tmp_path)
+    assert done.returncode == 0, done.stderr
+    for shown in ("dense (base model)", "window and sinks only", "Focus, top_k=1", "model.load_adapter", "PeftModel"):
+        assert shown in done.stdout
+    assert (tmp_path / "adapter" / "README.md").is_file()
+    assert (tmp_path / "adapter" / "figures" / "quality.png").stat().st_size > 10_000
+    visit = json.loads((tmp_path / "visit.json").read_text())
+    assert max(visit["logit_differences"].values()) <= 1e-4 and visit["continuation"]

@@ -1,0 +1,316 @@
+"""Push, pull and cards against the local Hub, with the real client over real HTTP."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from huggingface_hub import HfApi, ModelCard, hf_hub_download
+from peft import PeftModel
+from safetensors.torch import load_file, save_file
+
+import focus_hf
+from focus_hf.hub import AdapterFileError, HubError, Results, check_adapter, load_results, save_adapter, save_results
+from focus_hf.hub.server import LocalHub
+from tests.families import base_model, focus_model, logits, token_ids
+
+IDS = token_ids()
+RESULTS = Results(
+    data="held-out text",
+    context_length=48,
+    rows=[
+        {"mode": "dense", "top_k": None, "perplexity": 10.0, "pairs": 1.0},
+        {"mode": "local", "top_k": None, "perplexity": 12.5, "pairs": 0.1},
+        {"mode": "hard", "top_k": 1, "perplexity": 10.5, "pairs": 0.3},
+    ],
+    largest_group=0.27,
+    measured_with={"torch": "2.13"},
+    training={"steps": 3},
+)
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory):
+    with LocalHub(tmp_path_factory.mktemp("hub")) as running:
+        yield running
+
+
+@pytest.fixture
+def adapter(tmp_path):
+    return save_adapter(focus_model("llama"), tmp_path / "adapter")
+
+
+@pytest.fixture
+def name(request):
+    return "demo/" + request.node.name.split("[")[0].replace("_", "-")
+
+
+def push(hub, source, name, **kwargs):
+    return focus_hf.push_to_hub(source, name, base_model="demo/base", endpoint=hub.endpoint, token="t", **kwargs)
+
+
+def test_round_trip_through_the_hub_changes_nothing(hub, name, tmp_path):
+    model = focus_model("llama")
+    info = push(hub, model, name)
+    assert len(info.oid) == 40
+    folder = focus_hf.pull(name, tmp_path / "pulled", endpoint=hub.endpoint)
+    assert torch.equal(logits(PeftModel.from_pretrained(base_model("llama"), str(folder)), IDS), logits(model, IDS))
+    assert not list(tmp_path.glob(".pulled*"))
+
+
+def test_one_commit_with_the_adapters_files_only(hub, adapter, name):
+    (adapter / "notes.txt").write_text("private")
+    (adapter / "figures").mkdir()
+    (adapter / "figures" / "quality.png").write_bytes(b"\x89PNG")
+    save_results(RESULTS, adapter)
+    push(hub, adapter, name)
+    api = HfApi(endpoint=hub.endpoint)
+    assert set(api.list_repo_files(name)) == {
+        ".gitattributes",
+        "README.md",
+        "adapter_config.json",
+        "adapter_model.safetensors",
+        "figures/quality.png",
+        "focus_results.json",
+    }
+    assert len(list(api.list_repo_commits(name))) == 2
+
+
+def test_pushing_the_same_again_makes_no_commit(hub, adapter, name):
+    push(hub, adapter, name)
+    before = HfApi(endpoint=hub.endpoint).model_info(name).sha
+    push(hub, adapter, name)
+    assert HfApi(endpoint=hub.endpoint).model_info(name).sha == before
+
+
+def test_dry_run_sends_nothing(hub, adapter, name):
+    assert push(hub, adapter, name, dry_run=True) == ["README.md", "adapter_config.json", "adapter_model.safetensors"]
+    assert not HfApi(endpoint=hub.endpoint).repo_exists(name)
+
+
+def test_a_card_written_by_hand_is_left_alone(hub, adapter, name):
+    api = HfApi(endpoint=hub.endpoint, token="t")
+    api.create_repo(name)
+    api.upload_file(path_or_fileobj=b"# mine\n", path_in_repo="README.md", repo_id=name)
+    with pytest.warns(UserWarning, match="written by hand"):
+        push(hub, adapter, name)
+    path = hf_hub_download(name, "README.md", endpoint=hub.endpoint)
+    assert open(path).read() == "# mine\n"  # noqa: SIM115
+
+
+def test_pull_request_and_private(hub, adapter, name):
+    push(hub, adapter, name, private=True)
+    api = HfApi(endpoint=hub.endpoint, token="t")
+    assert api.model_info(name).private
+    save_results(RESULTS, adapter)
+    info = push(hub, adapter, name, create_pr=True)
+    assert info.pr_num == 1
+    assert "focus_results.json" in api.list_repo_files(name, revision="refs/pr/1")
+    assert "focus_results.json" not in api.list_repo_files(name)
+
+
+def test_paths_of_this_machine_do_not_leave_it(hub, adapter, name, tmp_path):
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    config["base_model_name_or_path"] = str(tmp_path)
+    (adapter / "adapter_config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match='base model is a folder on this machine.*base_model="org/name"'):
+        focus_hf.push_to_hub(adapter, name, endpoint=hub.endpoint, token="secret-token")
+    push(hub, adapter, name)
+    pulled = focus_hf.pull(name, endpoint=hub.endpoint)
+    for file in ("README.md", "adapter_config.json"):
+        text = (pulled / file).read_text()
+        assert str(tmp_path) not in text and "secret-token" not in text
+    assert json.loads((adapter / "adapter_config.json").read_text())["base_model_name_or_path"] == str(tmp_path)
+
+
+def change_weights(folder, change):
+    tensors = load_file(folder / "adapter_model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "adapter_model.safetensors")
+
+
+def cut_short(folder):
+    path = folder / "adapter_model.safetensors"
+    path.write_bytes(path.read_bytes()[:-9])
+
+
+def first(tensors):
+    return sorted(tensors)[0]
+
+
+DAMAGE = {
+    "no config": (lambda f: (f / "adapter_config.json").unlink(), "adapter_config.json does not exist"),
+    "config not JSON": (lambda f: (f / "adapter_config.json").write_text("{"), "is not valid JSON"),
+    "other adapter": (
+        lambda f: (f / "adapter_config.json").write_text('{"peft_type": "LORA"}'),
+        "peft_type 'LORA', not 'FOCUS'",
+    ),
+    "no weights": (lambda f: (f / "adapter_model.safetensors").unlink(), "adapter_model.safetensors does not exist"),
+    "cut short": (cut_short, "damaged or cut short"),
+    "pickle": (lambda f: (f / "adapter_model.bin").write_bytes(b"x"), "adapter_model.bin, a pickle"),
+    "NaN": (lambda f: change_weights(f, lambda t: t[first(t)].fill_(float("nan"))), "NaN or infinity"),
+    "missing tensor": (
+        lambda f: change_weights(f, lambda t: t.pop(first(t))),
+        "lacks .*focus_balance; it is incomplete",
+    ),
+    "foreign tensor": (
+        lambda f: change_weights(f, lambda t: t.update({first(t).replace("focus_balance", "weight"): torch.ones(1)})),
+        "which is not part of a Focus adapter",
+    ),
+    "wrong shape": (
+        lambda f: change_weights(f, lambda t: t.update({first(t): torch.ones(9)})),
+        r"has shape \(9,\), but adapter_config.json asks for \(4,\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damaged_adapters_are_neither_pushed_nor_accepted(hub, adapter, damage):
+    break_it, message = DAMAGE[damage]
+    break_it(adapter)
+    with pytest.raises(AdapterFileError, match=message):
+        check_adapter(adapter)
+    name = f"demo/damaged-{damage.replace(' ', '-').lower()}"
+    with pytest.raises(AdapterFileError, match=message):
+        push(hub, adapter, name)
+    api = HfApi(endpoint=hub.endpoint, token="t")
+    assert not api.repo_exists(name)
+
+    api.create_repo(name)  # somebody else pushed it all the same
+    api.upload_folder(folder_path=adapter, repo_id=name)
+    with pytest.raises(AdapterFileError):
+        focus_hf.pull(name, endpoint=hub.endpoint)
+
+
+def test_shapes_are_checked_before_the_weights_are_downloaded(hub, adapter, tmp_path, monkeypatch):
+    change_weights(adapter, lambda tensors: tensors.update({first(tensors): torch.ones(9)}))
+    api = HfApi(endpoint=hub.endpoint, token="t")
+    api.create_repo("demo/wrong-shape")
+    api.upload_folder(folder_path=adapter, repo_id="demo/wrong-shape")
+
+    def must_not_be_called(*args, **kwargs):
+        raise AssertionError("downloaded")
+
+    monkeypatch.setattr(sys.modules["focus_hf.hub.pull"], "snapshot_download", must_not_be_called)
+    with pytest.raises(AdapterFileError, match=r"has shape \(9,\)"):
+        focus_hf.pull("demo/wrong-shape", endpoint=hub.endpoint)
+
+
+def test_errors_of_the_hub_are_one_line_that_says_what_to_do(hub, adapter, tmp_path):
+    with pytest.raises(HubError, match="demo/nothing does not exist.*hf auth login"):
+        focus_hf.pull("demo/nothing", endpoint=hub.endpoint)
+    with pytest.raises(HubError, match="http://127.0.0.1:9 cannot be reached"):
+        focus_hf.pull("demo/nothing", endpoint="http://127.0.0.1:9")
+    push(hub, adapter, "demo/errors")
+    with pytest.raises(HubError, match="no such revision"):
+        focus_hf.pull("demo/errors", revision="v9", endpoint=hub.endpoint)
+    with (
+        LocalHub(tmp_path / "closed", users={"good": "ada"}) as closed,
+        pytest.raises(HubError, match="hf auth login"),
+    ):
+        focus_hf.push_to_hub(adapter, "ada/x", base_model="demo/base", endpoint=closed.endpoint, token="bad")
+    occupied = tmp_path / "occupied"
+    occupied.mkdir()
+    (occupied / "file").write_text("x")
+    with pytest.raises(FileExistsError, match="is not empty"):
+        focus_hf.pull("demo/errors", occupied, endpoint=hub.endpoint)
+    assert [path.name for path in occupied.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("bad", ["no-namespace/", "/abs/path", "./here", "a b/c", ""])
+def test_names_that_the_hub_cannot_have(adapter, bad):
+    with pytest.raises(ValueError, match="repo_id="):
+        focus_hf.push_to_hub(adapter, bad, base_model="demo/base")
+
+
+STOCK = """
+import sys, torch
+from transformers import AutoModelForCausalLM
+from peft import PeftModel, get_peft_model
+import focus_hf
+sys.path.insert(0, {root!r})
+from tests.families import base_model, focus_model, focus_config, logits, token_ids, unbalance
+
+base_model("llama").push_to_hub("demo/stock-base", token="t")
+model = get_peft_model(AutoModelForCausalLM.from_pretrained("demo/stock-base"), focus_config())
+unbalance(model)
+expected = logits(model.eval(), token_ids())
+model.push_to_hub("demo/stock-peft", token="t")
+
+plain = AutoModelForCausalLM.from_pretrained("demo/stock-base")
+plain.load_adapter("demo/stock-peft")
+assert torch.equal(logits(plain, token_ids()), expected)
+plain.push_to_hub("demo/stock-transformers", token="t")
+
+focus_hf.push_to_hub(model, "demo/stock-ours", token="t")
+for name in ("demo/stock-peft", "demo/stock-transformers", "demo/stock-ours"):
+    assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(name), token_ids()), expected), name
+    again = AutoModelForCausalLM.from_pretrained("demo/stock-base")
+    again.load_adapter(name)
+    assert torch.equal(logits(again, token_ids()), expected), name
+    wrapped = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained("demo/stock-base"), name)
+    assert torch.equal(logits(wrapped, token_ids()), expected), name
+"""
+
+
+def test_stock_push_to_hub_and_loading_by_name(hub, tmp_path):
+    """What users type, in a process of its own that knows the Hub by HF_ENDPOINT."""
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    environment = {**os.environ, "HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path), "PYTHONPATH": root}
+    code = STOCK.format(root=root)
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_results_round_trip(tmp_path):
+    assert load_results(tmp_path) is None
+    save_results(RESULTS, tmp_path)
+    assert load_results(tmp_path) == RESULTS
+    with pytest.raises(ValueError, match="perplexity of mode dense is nan"):
+        Results(data="x", context_length=1, rows=[{**RESULTS.rows[0], "perplexity": float("nan")}])
+    (tmp_path / "focus_results.json").write_text('{"schema": 9}')
+    with pytest.raises(AdapterFileError, match="schema 9.*upgrade"):
+        load_results(tmp_path)
+
+
+def test_card_metadata_and_text(adapter):
+    card = focus_hf.FocusModelCard.from_adapter(
+        adapter, repo_id="me/focus", base_model="org/base", results=RESULTS, license="apache-2.0", language="en"
+    )
+    again = ModelCard(str(card))
+    data = again.data.to_dict()
+    assert data["library_name"] == "focus_hf" and data["base_model"] == "org/base"
+    assert data["base_model_relation"] == "adapter" and data["pipeline_tag"] == "text-generation"
+    assert {"focus", "peft", "base_model:adapter:org/base"} <= set(data["tags"])
+    assert [r.metric_value for r in again.data.eval_results] == [10.0, 12.5, 10.5]
+    text = card.text
+    assert 'model.load_adapter("me/focus")' in text and "focus_hf.set_routing(model, top_k=2)" in text
+    assert "| **Focus**, `top_k=1` | 10.50 | 30 % |" in text and "largest group of any layer held 27.0 %" in text
+    assert "1,728" in text  # centroid parameters: 3 layers of 16 x 32 + 4 x 16
+
+
+HOSTILE = "<script>alert(1)</script> | `x` {{ 7*7 }} {% raw %} ![i](http://e) \u202eevil\u200b\n---\ntags: [pwned]"
+
+
+def test_hostile_text_stays_text(adapter):
+    results = Results(
+        data=HOSTILE,
+        context_length=48,
+        rows=RESULTS.rows,
+        measured_with={HOSTILE: HOSTILE},
+        training={HOSTILE: HOSTILE},
+    )
+    card = focus_hf.FocusModelCard.from_adapter(
+        adapter, repo_id="me/focus", base_model="org/base", results=results, license=HOSTILE, datasets=HOSTILE
+    )
+    text, data = card.text, ModelCard(str(card)).data.to_dict()
+    for forbidden in ("<script", "`x`", "{{", "{%", "![i]", "\u202e", "\u200b", "](http://e)"):
+        assert forbidden not in text, forbidden
+    assert "49" not in text.split("## Quality")[1].split("dense")[0]
+    assert "pwned" not in data["tags"] and data["license"] == HOSTILE
+    rows = [line for line in text.splitlines() if "script" in line and line.startswith("|")]
+    assert rows and all(line.count("|") == 3 for line in rows)

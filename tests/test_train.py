@@ -1,0 +1,127 @@
+"""Training, calibration and evaluation on models small enough to train in seconds."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from peft import get_peft_model
+
+import focus_hf
+from focus_hf.adapter import focus_layers, routing_mode
+from focus_hf.attention import Pattern, count_pairs
+from focus_hf.evaluate import attended_share, perplexity, quality_figure, quality_table
+from focus_hf.train import GateSchedule, calibrate, tokenize_windows, train_centroids
+from tests.families import base_model, focus_config, focus_model, logits, token_ids
+
+
+class WordTokenizer:
+    def __call__(self, text, **kwargs):
+        return {"input_ids": [int(word) for word in text.split()]}
+
+
+def test_windows_of_a_text():
+    text = " ".join(map(str, range(10)))
+    assert tokenize_windows(WordTokenizer(), text, 4).tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert tokenize_windows(WordTokenizer(), text, 4, stride=3)[-1].tolist() == [6, 7, 8, 9]
+    with pytest.raises(ValueError, match="The text has 10 tokens, fewer than one window of 11"):
+        tokenize_windows(WordTokenizer(), text, 11)
+
+
+def test_gate_schedule_rises_from_start_to_end():
+    schedule = GateSchedule(focus_model("llama"), start=1.0, end=8.0, reached_at=0.5)
+    strengths = [schedule.strength(progress) for progress in (0.0, 0.25, 0.5, 1.0)]
+    assert strengths == pytest.approx([1.0, math.sqrt(8), 8.0, 8.0])
+
+
+def copying_task(windows=64, half=24, seed=0):
+    """Every window says a random phrase twice: the second time is predictable only by looking far back."""
+    generator = torch.Generator().manual_seed(seed)
+    phrase = torch.randint(2, 99, (windows, half), generator=generator)
+    return torch.cat([phrase, phrase], dim=1)
+
+
+def test_training_leaves_a_balanced_adapter_and_lowers_the_loss(tmp_path):
+    torch.manual_seed(0)
+    model = get_peft_model(base_model("llama"), focus_config())
+    windows = copying_task()
+    before = [p.clone() for p in model.parameters() if p.requires_grad]
+    shares = train_centroids(
+        model, windows, tmp_path, steps=8, batch_size=8, disable_tqdm=True, calibration_windows=64, use_cpu=True
+    )
+    assert set(shares) == {layer.name for layer in focus_layers(model)}
+    assert max(shares.values()) <= 1.5 / 4
+    after = [p for p in model.parameters() if p.requires_grad]
+    assert all(not torch.equal(a, b) for a, b in zip(after, before, strict=True))
+    assert not model.training and focus_layers(model)[0].gate_strength is None
+
+
+def test_the_same_seed_gives_the_same_adapter(tmp_path):
+    results = []
+    for run in range(2):
+        torch.manual_seed(0)
+        model = get_peft_model(base_model("llama"), focus_config())
+        train_centroids(model, copying_task(), tmp_path / str(run), steps=3, disable_tqdm=True, seed=5, use_cpu=True)
+        results.append(logits(model, token_ids()))
+    assert torch.equal(*results)
+
+
+def test_running_balance_follows_the_batches_once_per_step():
+    torch.manual_seed(0)
+    model = get_peft_model(base_model("llama"), focus_config()).train()
+    layer = focus_layers(model)[0]
+    ids = token_ids(length=40)
+    loss = model(input_ids=ids, labels=ids, use_cache=False).loss
+    assert not layer.focus_balance["default"].any()  # not in the forward pass
+    loss.backward()
+    first = layer.focus_balance["default"].clone()
+    assert first.any() and abs(first.mean().item()) < 1e-5
+    model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
+    torch.testing.assert_close(layer.focus_balance["default"].data, first, rtol=1e-3, atol=1e-4)  # same batch
+
+
+def test_calibrate_needs_batches():
+    with pytest.raises(ValueError, match="at least one batch"):
+        calibrate(focus_model("llama"), [])
+
+
+def test_perplexity_is_what_cross_entropy_says():
+    model, windows = focus_model("llama"), token_ids(batch=5, length=30)
+    losses = torch.nn.functional.cross_entropy(
+        logits(model, windows)[:, :-1].transpose(1, 2), windows[:, 1:], reduction="none"
+    )
+    assert perplexity(model, windows, batch_size=2) == pytest.approx(math.exp(losses.mean().item()), rel=1e-5)
+    with pytest.raises(ValueError, match=r"got \(0, 30\)"):
+        perplexity(model, windows[:0])
+
+
+def test_quality_table_measures_each_mode_and_leaves_the_model_as_it_was(tmp_path):
+    model, windows = focus_model("llama", top_k=2), token_ids(batch=3, length=40)
+    rows = list(quality_table(model, windows, [1, 4]))
+    assert [(row.mode, row.top_k) for row in rows] == [("dense", None), ("local", None), ("hard", 1), ("hard", 4)]
+    assert focus_layers(model)[0].configs["default"].top_k == 2 and focus_layers(model)[0].mode is None
+    dense, local, hard, everything = rows
+    assert dense.perplexity == pytest.approx(perplexity(base_model("llama"), windows), rel=1e-6)
+    assert everything.perplexity == pytest.approx(dense.perplexity, rel=1e-4) and everything.pairs == 1.0
+    assert local.pairs < hard.pairs < 1.0
+    nobody = torch.zeros(1, 40, 4, dtype=torch.bool)
+    attended, possible = count_pairs(Pattern(8, 2), nobody)
+    assert local.pairs == pytest.approx(attended / possible)
+    with routing_mode(model, "local"):
+        assert perplexity(model, windows) == pytest.approx(local.perplexity)
+    figure = quality_figure(rows, tmp_path / "sub" / "quality.png")
+    assert figure.read_bytes().startswith(b"\x89PNG")
+
+
+def test_attended_share_needs_an_active_adapter():
+    model = focus_model("llama")
+    with model.disable_adapter(), pytest.raises(ValueError, match="not active"):
+        attended_share(model, token_ids())
+
+
+def test_set_routing_top_k_is_saved_with_the_adapter(tmp_path):
+    model = focus_model("llama")
+    focus_hf.set_routing(model, top_k=3)
+    model.save_pretrained(tmp_path)
+    assert focus_hf.FocusConfig.from_pretrained(str(tmp_path)).top_k == 3
