@@ -11,6 +11,11 @@ from peft import get_peft_model
 from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+try:  # what huggingface_hub talks HTTP with: httpx2 from version 2 on
+    import httpx2 as httpx  # noqa: F401
+except ModuleNotFoundError:
+    import httpx  # noqa: F401
+
 from focus_hf import FocusConfig
 from focus_hf.adapter import focus_layers
 

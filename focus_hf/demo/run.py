@@ -28,13 +28,14 @@ from transformers.utils import logging
 
 from ..adapter import FocusConfig
 from ..evaluate import QualityRow, quality_figure, quality_table
-from ..hub import Results, push_to_hub, save_adapter, save_results
+from ..hub import FocusModelCard, Results, push_to_hub, save_adapter, save_results
 from ..hub.server import LocalHub
 from ..train import RichProgress, tokenize_windows, train_centroids
 from .tiny_base import python_topics, train_tiny_base
 
 BASE_STEPS, CENTROID_STEPS = 500, 120
 MAX_CONTEXT = 1024
+NUM_GROUPS = 8
 VALIDATION_WINDOWS = 24
 SEED = 0
 
@@ -75,7 +76,9 @@ def run_demo(base: str | None, text: str | os.PathLike[str] | None, out: str | o
         context = min(MAX_CONTEXT, int(getattr(model.config, "max_position_embeddings", MAX_CONTEXT)))
         windows = tokenize_windows(tokenizer, training_text, context, stride=context // 4)
         validation = tokenize_windows(tokenizer, validation_text, context)[:VALIDATION_WINDOWS]
-        config = FocusConfig(num_groups=8, top_k=1, local_window=max(16, context // 32), task_type="CAUSAL_LM")
+        config = FocusConfig(
+            num_groups=NUM_GROUPS, top_k=1, local_window=max(16, context // 32), task_type="CAUSAL_LM"
+        )
         model = get_peft_model(model, config)
         shares = train_centroids(
             model,
@@ -95,6 +98,7 @@ def run_demo(base: str | None, text: str | os.PathLike[str] | None, out: str | o
     quality_figure(rows, adapter / "figures" / "quality.png")
     results = _results(rows, data, context, max(shares.values()))
     save_results(results, adapter)
+    FocusModelCard.from_adapter(adapter, repo_id="demo/focus", base_model="demo/base").save(adapter / "README.md")
 
     console.print("\n[bold]Share it[/bold]: push to a Hub on this machine, then load it from there in a fresh process")
     with LocalHub(out / "hub") as hub:
@@ -102,7 +106,6 @@ def run_demo(base: str | None, text: str | os.PathLike[str] | None, out: str | o
         api.create_repo("demo/base", exist_ok=True)
         api.upload_folder(repo_id="demo/base", folder_path=base_folder)
         push_to_hub(adapter, "demo/focus", base_model="demo/base", endpoint=hub.endpoint, token="demo")
-        api.hf_hub_download("demo/focus", "README.md", local_dir=adapter)
         visit = _visit(model, validation[:1], hub.endpoint, out)
 
     _show_visit(console, visit)
@@ -188,7 +191,7 @@ def _visit(model: nn.Module, input_ids: Tensor, endpoint: str, out: Path) -> dic
 
 
 def _show_quality(console: Console, rows: list[QualityRow], data: str, context: int, largest_group: float) -> None:
-    table = Table(title=f"Perplexity on {data}, {context} tokens", title_justify="left")
+    table = Table(title=f"Perplexity on {data}, {context} tokens", title_justify="left", min_width=60)
     for column in ("attention", "perplexity", "pairs attended"):
         table.add_column(column, justify="left" if column == "attention" else "right")
     names = {"dense": "dense (base model)", "local": "window and sinks only"}
@@ -197,7 +200,10 @@ def _show_quality(console: Console, rows: list[QualityRow], data: str, context: 
         table.add_row(name, f"{row.perplexity:.2f}", f"{100 * row.pairs:.0f} %")
     console.print()
     console.print(table)
-    console.print(f"Largest group of any layer after calibration: {100 * largest_group:.1f} % (ideal 12.5 %)")
+    ideal = f"ideal {100 / NUM_GROUPS:.1f} %"
+    console.print(
+        f"Largest group of any layer after calibration: {100 * largest_group:.1f} % ({ideal})", highlight=False
+    )
 
 
 def _show_visit(console: Console, visit: dict[str, Any]) -> None:

@@ -32,12 +32,13 @@ def quality_figure(rows: Sequence[QualityRow], path: str | os.PathLike[str]) -> 
     for row in rows:
         label = f"Focus, top_k={row.top_k}" if row.mode == "hard" else row.mode
         axes.plot(100 * row.pairs, row.perplexity, markers[row.mode], color="#0072B2", markersize=9)
+        at_the_right = row.pairs > 0.7
         axes.annotate(
             f"{label}  {row.perplexity:.2f}",
             (100 * row.pairs, row.perplexity),
             textcoords="offset points",
-            xytext=(-8 if row.pairs > 0.7 else 8, 8),
-            ha="right" if row.pairs > 0.7 else "left",
+            xytext=(-9 if at_the_right else 9, -16 if row.mode == "hard" else 8),  # or neighbours would overlap
+            ha="right" if at_the_right else "left",
         )
     axes.set_xlabel("pairs attended in routed layers (%)")
     axes.set_ylabel("perplexity")

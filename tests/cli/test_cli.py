@@ -9,12 +9,11 @@ import subprocess
 import sys
 import time
 
-import httpx2 as httpx
 import pytest
 
 from focus_hf.hub import save_adapter
 from focus_hf.hub.server import LocalHub
-from tests.families import focus_model
+from tests.families import focus_model, httpx
 
 
 def focus_hf(*arguments, **environment):

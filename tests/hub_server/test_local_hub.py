@@ -11,7 +11,6 @@ import threading
 import uuid
 from pathlib import Path
 
-import httpx2 as httpx
 import pytest
 from huggingface_hub import (
     CommitOperationAdd,
@@ -29,6 +28,7 @@ from huggingface_hub.errors import (
 )
 
 from focus_hf.hub.server import LocalHub
+from tests.families import httpx
 
 CARD = """---
 library_name: focus_hf
