@@ -221,7 +221,7 @@ def read_mask(
     allowed = mask if mask.dtype == torch.bool else mask == 0
     allowed = allowed.expand(batch, -1, -1, -1)
     real = allowed[:, 0, -1]
-    causal = index[None, :] <= index[num_keys - num_queries :, None]
+    causal = _causal(num_queries, num_keys, query.device)
     if bool((allowed == (causal & real[:, None, None, :])).all()):
         return _positions(real, dropped), None
     if num_queries == num_keys and not is_sliding:
@@ -232,6 +232,12 @@ def read_mask(
 
 def _positions(real: Tensor, dropped: int) -> Tensor:
     return torch.where(real, real.cumsum(dim=-1) - 1 + dropped, PADDING)
+
+
+def _causal(num_queries: int, num_keys: int, device: torch.device) -> Tensor:
+    """bool ``(Q, S)``: what the last ``Q`` of ``S`` tokens may look back at."""
+    index = torch.arange(num_keys, device=device)
+    return index[None, :] <= index[num_keys - num_queries :, None]
 
 
 def _dense(
@@ -261,13 +267,11 @@ def _dense(
             device=query.device,
         )
     elif mask is None and 1 < num_queries < num_keys:
-        index = torch.arange(num_keys, device=query.device)
-        mask = (index[None, :] <= index[num_keys - num_queries :, None])[None, None]
+        mask = _causal(num_queries, num_keys, query.device)[None, None]
     if softcap is None and s_aux is None:
         return sdpa_attention_forward(module, query, key, value, mask, dropout=dropout, scaling=scale, **kwargs)
     if mask is None:
-        index = torch.arange(num_keys, device=query.device)
-        mask = (index[None, :] <= index[num_keys - num_queries :, None])[None, None]
+        mask = _causal(num_queries, num_keys, query.device)[None, None]
     output = masked_attention(query, key, value, mask, scale, softcap=softcap, sink_logits=s_aux, dropout=dropout)
     return output.transpose(1, 2).contiguous(), None
 

@@ -145,12 +145,15 @@ class FocusLayer(nn.Module, BaseTunerLayer):
         """Once per adapter: damaged or missing tensors must not quietly route at random."""
         if adapter_name in self._checked:
             return
-        for kind in (self.focus_proj, self.focus_centroids, self.focus_balance):
-            if not bool(torch.isfinite(kind[adapter_name].detach()).all()):
-                raise ValueError(
-                    f"Adapter {adapter_name!r} has missing or non-finite centroids in {self.name}: its file is "
-                    "incomplete or its training diverged. Download it again, or train with a lower learning rate."
-                )
+        kinds = (self.focus_proj, self.focus_centroids, self.focus_balance)
+        # transformers flags what it loaded, and leaves a tensor that the file lacks as uninitialised memory.
+        all_or_none = len({getattr(kind[adapter_name], "_is_hf_initialized", False) for kind in kinds}) == 1
+        # detach(): a check that happens once must not differ between a forward and its recomputation.
+        if not all_or_none or not all(bool(torch.isfinite(kind[adapter_name].detach()).all()) for kind in kinds):
+            raise ValueError(
+                f"Adapter {adapter_name!r} has missing or non-finite centroids in {self.name}: its file is incomplete "
+                "or its training diverged. Download it again, or train with a lower learning rate."
+            )
         self._checked.add(adapter_name)
 
     def _is_soft(self, adapter_name: str) -> bool:

@@ -40,10 +40,11 @@ class FocusModel(BaseTuner):
     def _prepare_model(self, peft_config: Any, model: nn.Module) -> None:
         """Choose the attention modules and check that they are the ones the adapter was made for."""
         peft_config.validate()
-        self._targets = find_targets(model, peft_config)
-        attention = next(iter(self._targets.values()))
-        self._hidden_size = int(attention.config.hidden_size)
-        layers = sorted(int(module.layer_idx) for module in self._targets.values())
+        targets = find_targets(model, peft_config)
+        self._found = copy.copy(peft_config)  # what to match is not saved: it is found anew on every model
+        self._found.target_modules = list(targets)
+        self._hidden_size = int(next(iter(targets.values())).config.hidden_size)
+        layers = sorted(int(module.layer_idx) for module in targets.values())
         name = getattr(model, "name_or_path", "") or type(model).__name__
         for field, found in (("hidden_size", self._hidden_size), ("layers", layers)):
             expected = getattr(peft_config, field)
@@ -55,8 +56,8 @@ class FocusModel(BaseTuner):
                 )
             setattr(peft_config, field, found)
 
-    def _check_target_module_exists(self, peft_config: PeftConfig, key: str) -> bool:  # type: ignore[override]
-        return key in self._targets
+    def _check_target_module_exists(self, peft_config: PeftConfig, key: str) -> Any:  # type: ignore[override]
+        return check_target_module_exists(self._found, key)
 
     def _create_and_replace(
         self,

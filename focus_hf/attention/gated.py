@@ -77,89 +77,51 @@ def gated_attention(
     if extra_mask is not None:
         allowed = allowed & extra_mask
     distant = (i - j > pattern.local_window) & (j >= pattern.sink_tokens)
-    return GATES[gate](
-        query,
-        key,
-        value,
-        allowed,
-        distant[:, None],
-        gate_affinity(assignments)[:, None],
-        scale=scale,
-        strength=strength,
-        softcap=softcap,
-        sink_logits=sink_logits,
-        dropout=dropout,
-    )
-
-
-def _additive(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    allowed: Tensor,
-    distant: Tensor,
-    affinity: Tensor,
-    *,
-    scale: float,
-    strength: float,
-    softcap: float | None,
-    sink_logits: Tensor | None,
-    dropout: float,
-) -> Tensor:
-    bias = torch.where(distant, strength * (affinity - 1.0), affinity.new_zeros(()))
-    if softcap is not None or sink_logits is not None:
-        return masked_attention(
-            query,
-            key,
-            value,
-            allowed,
-            scale,
-            bias=bias,
-            softcap=softcap,
-            sink_logits=sink_logits,
-            dropout=dropout,
-        )
-    # Padding rows see everything (a row of -inf would poison the gradient); their output is not used.
-    visible = allowed | ~allowed.any(dim=-1, keepdim=True)
-    bias = bias.masked_fill(~visible, float("-inf")).to(query.dtype)
-    num_heads = query.shape[1]
-    return F.scaled_dot_product_attention(
-        query,
-        repeat_heads(key, num_heads),
-        repeat_heads(value, num_heads),
-        attn_mask=bias,
-        dropout_p=dropout,
-        scale=scale,
-    )
-
-
-def _multiplicative(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    allowed: Tensor,
-    distant: Tensor,
-    affinity: Tensor,
-    *,
-    scale: float,
-    strength: float,
-    softcap: float | None,
-    sink_logits: Tensor | None,
-    dropout: float,
-) -> Tensor:
-    factor = torch.where(distant, torch.sigmoid(strength * affinity), affinity.new_ones(()))
+    factor, bias = GATES[gate](gate_affinity(assignments), distant, strength)
+    if factor is None and bias is not None and softcap is None and sink_logits is None:
+        return _biased_attention(query, key, value, allowed, bias[:, None], scale, dropout)
     return masked_attention(
         query,
         key,
         value,
         allowed,
         scale,
-        gate=factor,
+        gate=None if factor is None else factor[:, None],
+        bias=None if bias is None else bias[:, None],
         softcap=softcap,
         sink_logits=sink_logits,
         dropout=dropout,
     )
 
 
-#: The gates by name, as `FocusConfig.gate` gives them.
-GATES: dict[str, Callable[..., Tensor]] = {"additive": _additive, "multiplicative": _multiplicative}
+def _additive(affinity: Tensor, distant: Tensor, strength: float) -> tuple[Tensor | None, Tensor | None]:
+    return None, torch.where(distant, strength * (affinity - 1.0), affinity.new_zeros(()))
+
+
+def _multiplicative(affinity: Tensor, distant: Tensor, strength: float) -> tuple[Tensor | None, Tensor | None]:
+    return torch.where(distant, torch.sigmoid(strength * affinity), affinity.new_ones(())), None
+
+
+#: The gates by name, as `FocusConfig.gate` gives them. From affinity and distant pairs ``(B, T, T)`` and the strength,
+#: each makes what is multiplied onto the scores and what is added to them.
+GATES: dict[str, Callable[[Tensor, Tensor, float], tuple[Tensor | None, Tensor | None]]] = {
+    "additive": _additive,
+    "multiplicative": _multiplicative,
+}
+
+
+def _biased_attention(
+    query: Tensor, key: Tensor, value: Tensor, allowed: Tensor, bias: Tensor, scale: float, dropout: float
+) -> Tensor:
+    """The common case through PyTorch's own attention, which is faster than spelling it out."""
+    # Padding rows see everything (a row of -inf would poison the gradient); their output is not used.
+    visible = allowed | ~allowed.any(dim=-1, keepdim=True)
+    num_heads = query.shape[1]
+    return F.scaled_dot_product_attention(
+        query,
+        repeat_heads(key, num_heads),
+        repeat_heads(value, num_heads),
+        attn_mask=bias.masked_fill(~visible, float("-inf")).to(query.dtype),
+        dropout_p=dropout,
+        scale=scale,
+    )
