@@ -212,6 +212,8 @@ def test_models_can_be_copied_and_pickled():
     twin = copy.deepcopy(model)
     focus_layers(twin)[0].focus_centroids["default"].data.normal_()
     assert torch.equal(logits(model, IDS), expected) and not torch.equal(logits(twin, IDS), expected)
+    assert torch.equal(logits(twin.unload(), IDS), logits(base_model("llama"), IDS))
+    assert torch.equal(logits(model, IDS), expected)  # the twin's hooks were its own
     buffer = io.BytesIO()
     torch.save(model, buffer)
     buffer.seek(0)
