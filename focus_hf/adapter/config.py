@@ -40,8 +40,8 @@ class FocusConfig(PeftConfig):
         gate (`str`): Gate on distant pairs in training: ``"additive"``, or ``"multiplicative"`` (the paper's).
         gate_strength (`float`): ``lambda``, how strongly the gate acts when training starts from this config. A
             training schedule may change it while it runs.
-        straight_through (`bool`): Train with hard memberships in the forward pass and soft gradients, so that what
-            is trained is what runs. ``False`` trains soft assignments (the paper).
+        straight_through (`bool`): Train with hard memberships in the forward pass and soft gradients instead of soft
+            assignments (the paper's way, and the better one in short trainings).
         target_modules (`list[str]` or `str`, *optional*): Attention modules to route, as names, suffixes or a
             regular expression. By default every causal self-attention module is found by itself.
         exclude_modules (`list[str]` or `str`, *optional*): Attention modules to leave alone.
@@ -65,7 +65,7 @@ class FocusConfig(PeftConfig):
     sinkhorn_iterations: int = field(default=10, metadata={"help": "Rounds of Sinkhorn in training."})
     gate: str = field(default="additive", metadata={"help": f"Gate in training: {' or '.join(GATES)}."})
     gate_strength: float = field(default=8.0, metadata={"help": "Strength of the gate in training (lambda)."})
-    straight_through: bool = field(default=True, metadata={"help": "Hard memberships forward, soft gradients."})
+    straight_through: bool = field(default=False, metadata={"help": "Hard memberships forward, soft gradients."})
     target_modules: list[str] | str | None = field(default=None, metadata={"help": "Attention modules to route."})
     exclude_modules: list[str] | str | None = field(default=None, metadata={"help": "Attention modules to skip."})
     include_sliding_layers: bool = field(default=False, metadata={"help": "Also route sliding-window layers."})

@@ -165,11 +165,14 @@ def fingerprint(model) -> str:
     return digest.hexdigest()
 
 
+TRAINING = [("additive", False), ("additive", True), ("multiplicative", False)]
+
+
 @families
-@pytest.mark.parametrize("gate", ["additive", "multiplicative"])
-def test_training_changes_centroids_and_nothing_else(family, gate, tmp_path):
+@pytest.mark.parametrize(("gate", "straight_through"), TRAINING)
+def test_training_changes_centroids_and_nothing_else(family, gate, straight_through, tmp_path):
     torch.manual_seed(0)
-    model = get_peft_model(base_model(family), focus_config(gate=gate))
+    model = get_peft_model(base_model(family), focus_config(gate=gate, straight_through=straight_through))
     assert {n.split(".")[-2] for n, p in model.named_parameters() if p.requires_grad} == {
         "focus_proj",
         "focus_centroids",
