@@ -26,10 +26,11 @@ def demo(
     base: Annotated[str | None, typer.Option(help="Causal language model: a folder or a Hub id.")] = None,
     text: Annotated[Path | None, typer.Option(help="Text file to train on.", exists=True, dir_okay=False)] = None,
     out: Annotated[Path, typer.Option(help="Folder for everything it writes.")] = Path("demo-output"),
+    steps: Annotated[int, typer.Option(help="Training steps of the centroids.", min=1)] = 120,
 ) -> None:
     """Train, push to a Hub on this machine, load back and generate: the whole story, offline."""
     run_demo = _optional("focus_hf.demo", "run_demo", "train,hub,viz")
-    run_demo(base, text, out)
+    run_demo(base, text, out, steps)
 
 
 @app.command(

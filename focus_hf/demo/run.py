@@ -50,7 +50,12 @@ class DemoReport:
     seconds: float
 
 
-def run_demo(base: str | None, text: str | os.PathLike[str] | None, out: str | os.PathLike[str]) -> DemoReport:
+def run_demo(
+    base: str | None,
+    text: str | os.PathLike[str] | None,
+    out: str | os.PathLike[str],
+    steps: int = CENTROID_STEPS,
+) -> DemoReport:
     """Train centroids, push them to a local Hub, load them back as somebody else would, and generate.
 
     Args:
@@ -58,6 +63,7 @@ def run_demo(base: str | None, text: str | os.PathLike[str] | None, out: str | o
         text: a text file to train on (its last tenth is kept for validation); by default the documentation that every
             Python ships.
         out: folder for everything the demo writes.
+        steps: training steps of the centroids.
 
     Raises:
         ValueError: the text is too short.
@@ -84,7 +90,7 @@ def run_demo(base: str | None, text: str | os.PathLike[str] | None, out: str | o
             model,
             windows,
             out / "trainer",
-            steps=CENTROID_STEPS,
+            steps=steps,
             seed=SEED,
             callbacks=[RichProgress(progress, "centroids")],
             disable_tqdm=True,
@@ -96,7 +102,7 @@ def run_demo(base: str | None, text: str | os.PathLike[str] | None, out: str | o
     _show_quality(console, rows, data, context, max(shares.values()))
     adapter = save_adapter(model, out / "adapter")
     quality_figure(rows, adapter / "figures" / "quality.png")
-    results = _results(rows, data, context, max(shares.values()))
+    results = _results(rows, data, context, max(shares.values()), steps)
     save_results(results, adapter)
     FocusModelCard.from_adapter(adapter, repo_id="demo/focus", base_model="demo/base").save(adapter / "README.md")
 
@@ -151,7 +157,7 @@ def _evaluate(model: nn.Module, validation: Tensor, progress: Progress) -> list[
     return rows
 
 
-def _results(rows: list[QualityRow], data: str, context: int, largest_group: float) -> Results:
+def _results(rows: list[QualityRow], data: str, context: int, largest_group: float, steps: int) -> Results:
     return Results(
         data=data,
         context_length=context,
@@ -163,7 +169,7 @@ def _results(rows: list[QualityRow], data: str, context: int, largest_group: flo
             "on": f"{os.cpu_count()} {platform.machine()} CPU cores",
             "date": date.today().isoformat(),
         },
-        training={"centroid steps": CENTROID_STEPS, "windows per step": 4, "seed": SEED, "command": "focus-hf demo"},
+        training={"centroid steps": steps, "windows per step": 4, "seed": SEED, "command": "focus-hf demo"},
     )
 
 

@@ -16,13 +16,13 @@ from focus_hf.hub.server import LocalHub
 from tests.families import focus_model, httpx
 
 
-def focus_hf(*arguments, **environment):
+def focus_hf(*arguments, timeout=240, **environment):
     return subprocess.run(
         [sys.executable, "-m", "focus_hf.cli", *map(str, arguments)],
         env={**os.environ, "COLUMNS": "200", **environment},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=timeout,
     )
 
 
@@ -108,8 +108,9 @@ def test_hub_serves_until_it_is_stopped(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_demo(tmp_path):
-    done = focus_hf("demo", "--out", tmp_path)
+    done = focus_hf("demo", "--out", tmp_path, timeout=900)
     assert done.returncode == 0, done.stderr
     for shown in ("dense (base model)", "window and sinks only", "Focus, top_k=1", "model.load_adapter", "PeftModel"):
         assert shown in done.stdout
@@ -117,3 +118,15 @@ def test_demo(tmp_path):
     assert (tmp_path / "adapter" / "figures" / "quality.png").stat().st_size > 10_000
     visit = json.loads((tmp_path / "visit.json").read_text())
     assert max(visit["logit_differences"].values()) <= 1e-4 and visit["continuation"]
+
+    # once more, with a base model and a text of one's own
+    text = tmp_path / "notes.txt"
+    text.write_text("It was the best of times, it was the worst of times. " * 3000)
+    own = focus_hf("demo", "--base", tmp_path / "base", "--text", text, "--out", tmp_path / "own", "--steps", 3)
+    assert own.returncode == 0 and "notes.txt (last tenth)" in own.stdout, own.stderr
+    assert "base model" not in own.stdout.split("Perplexity")[0]  # it was not trained
+    short = tmp_path / "short.txt"
+    short.write_text("too short")
+    refused = focus_hf("demo", "--base", tmp_path / "base", "--text", short, "--out", tmp_path / "refused")
+    assert refused.returncode == 1 and "fewer than one window of 512" in refused.stderr
+    assert "Traceback" not in refused.stderr
