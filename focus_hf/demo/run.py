@@ -35,7 +35,7 @@ from .tiny_base import python_topics, train_tiny_base
 
 BASE_STEPS, CENTROID_STEPS = 500, 120
 MAX_CONTEXT = 1024
-NUM_GROUPS = 8
+NUM_GROUPS = 4
 VALIDATION_WINDOWS = 24
 SEED = 0
 
