@@ -142,8 +142,9 @@ def _base_model(base: str | None, text: str, out: Path, progress: Progress) -> t
     if base is None:
         return *train_tiny_base(text, folder, progress, steps=BASE_STEPS, seed=SEED), folder
     model, tokenizer = AutoModelForCausalLM.from_pretrained(base), AutoTokenizer.from_pretrained(base)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    if folder.resolve() != Path(base).resolve():
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
     return model, tokenizer, folder
 
 

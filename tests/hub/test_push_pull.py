@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 import focus_hf
 from focus_hf.hub import AdapterFileError, HubError, Results, check_adapter, load_results, save_adapter, save_results
 from focus_hf.hub.server import LocalHub
-from tests.families import base_model, focus_model, logits, token_ids
+from tests.families import FAMILIES, base_model, focus_model, logits, token_ids
 
 IDS = token_ids()
 RESULTS = Results(
@@ -53,12 +53,16 @@ def push(hub, source, name, **kwargs):
     return focus_hf.push_to_hub(source, name, base_model="demo/base", endpoint=hub.endpoint, token="t", **kwargs)
 
 
-def test_round_trip_through_the_hub_changes_nothing(hub, name, tmp_path):
-    model = focus_model("llama")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_round_trip_through_the_hub_changes_nothing(hub, family, tmp_path):
+    model, name = focus_model(family), f"demo/round-trip-{family}"
     info = push(hub, model, name)
     assert len(info.oid) == 40
-    folder = focus_hf.pull(name, tmp_path / "pulled", endpoint=hub.endpoint)
-    assert torch.equal(logits(PeftModel.from_pretrained(base_model("llama"), str(folder)), IDS), logits(model, IDS))
+    folder = str(focus_hf.pull(name, tmp_path / "pulled", endpoint=hub.endpoint))
+    plain = base_model(family)
+    plain.load_adapter(folder)
+    for loaded in (plain, PeftModel.from_pretrained(base_model(family), folder)):
+        assert torch.equal(logits(loaded, IDS), logits(model, IDS))
     assert not list(tmp_path.glob(".pulled*"))
 
 
@@ -233,7 +237,7 @@ from transformers import AutoModelForCausalLM
 from peft import PeftModel, get_peft_model
 import focus_hf
 sys.path.insert(0, {root!r})
-from tests.families import base_model, focus_model, focus_config, logits, token_ids, unbalance
+from tests.families import FAMILIES, base_model, focus_model, focus_config, logits, token_ids, unbalance
 
 base_model("llama").push_to_hub("demo/stock-base", token="t")
 model = get_peft_model(AutoModelForCausalLM.from_pretrained("demo/stock-base"), focus_config())
