@@ -55,7 +55,7 @@ def append_memberships(layer: Any, new: Tensor, owner: object) -> Tensor:
     known = layer.group_memberships
     if known is None or layer.group_owner != owner or known.shape[0] != batch:
         known = new.new_zeros(batch, 0, num_groups)
-    known = known.to(new.device)[:, :seen]
+    known = known.to(new.device)[:, :seen]  # the cache may have been cropped since
     unknown = new.new_ones(batch, seen - known.shape[1], num_groups)
     layer.group_memberships = torch.cat([known, unknown, new], dim=1)
     layer.group_owner = owner
@@ -82,10 +82,6 @@ def _with_memberships(layer_class: type) -> type:
         def reset(self) -> None:
             super().reset()
             self.group_memberships = None
-
-        def crop(self, tokens_to_remove: int) -> None:
-            super().crop(tokens_to_remove)
-            self._update_memberships(lambda known: known[:, : tokens_seen(self)])
 
         def reorder_cache(self, beam_idx: Tensor) -> None:
             super().reorder_cache(beam_idx)

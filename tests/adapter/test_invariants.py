@@ -42,9 +42,19 @@ def padding_mask(side: str, batch: int, length: int) -> torch.Tensor:
 
 @families
 @pytest.mark.parametrize("length", [1, 2, WINDOW + 1])
-def test_short_contexts_are_bit_identical_to_the_base_model(family, length):
+def test_short_contexts_are_bit_identical_to_the_base_model(family, length, monkeypatch):
+    from focus_hf.adapter import interface
+
+    def must_not_be_called(*args, **kwargs):
+        raise AssertionError("a short context left the base model's own attention")
+
+    for path in ("masked_focus_attention", "grouped_focus_attention"):
+        monkeypatch.setattr(interface, path, must_not_be_called)
     ids = token_ids(length=length)
-    assert torch.equal(logits(focus_model(family), ids), logits(base_model(family), ids))
+    model = focus_model(family)
+    assert torch.equal(logits(model, ids), logits(base_model(family), ids))
+    with pytest.raises(AssertionError, match="left the base model's own attention"):
+        logits(model, token_ids(length=WINDOW + 2))
 
 
 @families
