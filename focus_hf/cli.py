@@ -101,6 +101,7 @@ def card(
     repo_id: Annotated[str, typer.Option(help="Where it is, or will be, on the Hub.")] = "your-name/your-adapter",
     base_model: Annotated[str | None, typer.Option(help="Hub id of the base model, if it was a folder.")] = None,
     write: Annotated[bool, typer.Option("--write", help="Write README.md into the folder.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace a README.md that somebody else wrote.")] = False,
 ) -> None:
     """Make the card of an adapter from its files."""
     from .hub import FocusModelCard
@@ -111,15 +112,10 @@ def card(
         typer.echo(str(made))
         return
     path = adapter / "README.md"
-    if path.exists() and GENERATED not in path.read_text(encoding="utf-8") and not _is_peft_card(path):
-        raise ValueError(f"{path} was written by hand; remove or rename it first.")
+    if path.exists() and not force and GENERATED not in path.read_text(encoding="utf-8"):
+        raise ValueError(f"{path} was not made by focus-hf; pass --force to replace it.")
     made.save(path)
     typer.echo(f"Wrote {path}")
-
-
-def _is_peft_card(path: Path) -> bool:
-    """PEFT writes a card of empty sections beside every adapter; nothing is lost with it."""
-    return "[More Information Needed]" in path.read_text(encoding="utf-8")
 
 
 def _optional(module: str, name: str, extra: str) -> Any:

@@ -84,8 +84,10 @@ def test_card(adapter):
     assert written.returncode == 0 and "# me/focus" in (adapter / "README.md").read_text()
     (adapter / "README.md").write_text("by hand")
     kept = focus_hf("card", "--adapter", adapter, "--repo-id", "me/focus", "--write")
-    assert kept.returncode == 1 and "written by hand" in kept.stderr
+    assert kept.returncode == 1 and "--force" in kept.stderr
     assert (adapter / "README.md").read_text() == "by hand"
+    assert focus_hf("card", "--adapter", adapter, "--write", "--force").returncode == 0
+    assert "focus_hf:generated" in (adapter / "README.md").read_text()
 
 
 def test_hub_serves_until_it_is_stopped(tmp_path):
