@@ -2,18 +2,17 @@
 
 from .gated import GATES, gated_attention
 from .grouped import grouped_focus_attention
-from .kernels import cpu_flash_available, flash_attention, merge
 from .mask import PADDING, Pattern, attended_pairs, count_pairs, share_a_group
 from .masked import masked_attention, masked_focus_attention
+from .merge import Accumulator, merge
 
 __all__ = [
     "GATES",
     "PADDING",
+    "Accumulator",
     "Pattern",
     "attended_pairs",
     "count_pairs",
-    "cpu_flash_available",
-    "flash_attention",
     "gated_attention",
     "grouped_focus_attention",
     "masked_attention",

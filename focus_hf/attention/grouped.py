@@ -1,29 +1,26 @@
-"""The exact two-call decomposition of hard Focus attention: cost follows the number of attended pairs.
+"""The exact decomposition of hard Focus attention: cost follows the number of attended pairs, forward and backward.
 
-A. pairs that share a group: gather each group's tokens, in order, and run causal attention inside it;
-B. local pairs that share no group: a sliding window;
-then merge the two by their logsumexp. A and B are disjoint, so nothing is counted twice.
-
-Sinks belong to every group, which is the same function as "every later token may attend to them" (a sink
-itself only sees other sinks).
+See `plan` for the parts. Each is computed by a kernel and merged by its logsumexp; the backward runs each part
+with the merged output and logsumexp.
 """
 
 from __future__ import annotations
 
-import math
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
+from torch.profiler import record_function
 
-from .kernels import flash_attention, merge
-from .mask import PADDING, Pattern, share_a_group
+from .kernels import Call, Kernel, choose_kernel
+from .mask import Pattern
+from .merge import Accumulator
+from .plan import Plan, make_plan
+from .rows import Part, take
 
-#: Queries per block of the sliding window; small blocks waste few keys outside the window.
-WINDOW_BLOCK = 32
-
-#: A pair lowered by this much, after scaling, has a softmax weight of exactly 0 in float32.
-PENALTY = 4096.0
+#: Queries of a sliding window handled together by kernels that work row by row; bounds their memory.
+WINDOW_QUERIES = 2048
 
 
 def grouped_focus_attention(
@@ -34,132 +31,133 @@ def grouped_focus_attention(
     positions: Tensor,
     memberships: Tensor,
     scale: float,
+    *,
+    documents: Tensor | None = None,
+    sink_logits: Tensor | None = None,
+    kernel: Kernel | None = None,
 ) -> Tensor:
-    """Hard Focus attention over whole sequences (prefill without a cache). Inference only, CPU.
+    """Hard Focus attention of the last ``Q`` of ``S`` tokens: whole sequences, or a chunk against a longer cache.
 
-    Equal to `masked_focus_attention` up to rounding. Memory is linear in ``T``.
+    Equal to `masked_focus_attention` up to rounding, and differentiable in query, key, value and sink logits (not
+    in the memberships). Memory is linear in ``S``.
 
     Args:
-        query: ``(B, H, T, D)``.
-        key: ``(B, H_kv, T, D)``.
-        value: ``(B, H_kv, T, D_v)``, ``D_v <= D``.
-        pattern: window and sinks.
-        positions: ``(B, T)`` integers: 0, 1, 2, ... over a sequence's tokens, ``PADDING`` for padding anywhere.
-        memberships: ``(B, T, K)`` bool; every token that is not padding belongs to at least one group.
+        query: ``(B, H, Q, D)``.
+        key: ``(B, H_kv, S, D)``.
+        value: ``(B, H_kv, S, D_v)``, ``D_v <= D``.
+        pattern: window, sinks, dense start.
+        positions: ``(B, S)`` integers, a token's rank in its document, ``PADDING`` for padding anywhere.
+        memberships: ``(B, S, K)`` bool; every token that is not padding belongs to at least one group.
         scale: factor on ``q . k``.
+        documents: ``(B, S)`` integers that never fall along a sequence, for several documents packed into one.
+        sink_logits: ``(H,)``, a learned logit per head that takes part in the softmax (gpt-oss).
+        kernel: the backend; by default the best one for these tensors.
 
     Returns:
-        ``(B, H, T, D_v)`` in the dtype of ``query``; zeros for padding.
+        ``(B, H, Q, D_v)`` in the dtype of ``query`` (a transposed view of ``(B, Q, H, D_v)``); zeros for padding.
+
+    Raises:
+        ValueError: no backend can compute this.
     """
-    output = query.new_zeros(*query.shape[:3], value.shape[-1])
-    for row in range(query.shape[0]):
-        real = (positions[row] != PADDING).nonzero().squeeze(-1)
-        if real.numel() == 0:
-            continue
-        tokens = slice(None) if real.numel() == query.shape[2] else real
-        output[row, :, tokens] = _attend_sequence(
-            query[row, :, tokens],
-            key[row, :, tokens],
-            value[row, :, tokens],
-            pattern,
-            memberships[row, tokens],
-            scale,
-        ).to(output.dtype)
-    return output
+    kernel = choose_kernel(query, value) if kernel is None else kernel
+    batch, num_heads, num_queries, _ = query.shape
+    if kernel.one_row_at_a_time and batch > 1:
+        outputs = [
+            grouped_focus_attention(
+                query[row : row + 1],
+                key[row : row + 1],
+                value[row : row + 1],
+                pattern,
+                positions[row : row + 1],
+                memberships[row : row + 1],
+                scale,
+                documents=None if documents is None else documents[row : row + 1],
+                sink_logits=sink_logits,
+                kernel=kernel,
+            ).transpose(1, 2)
+            for row in range(batch)
+        ]
+        return torch.cat(outputs).transpose(1, 2)
+    with record_function("focus: plan"):
+        plan = make_plan(pattern, positions, memberships, num_queries, documents)
+    q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))
+    output = _GroupedAttention.apply(q, k, v, sink_logits, plan, scale, kernel)
+    return output.view(batch, num_queries, num_heads, value.shape[-1]).transpose(1, 2)
 
 
-def _attend_sequence(
-    query: Tensor, key: Tensor, value: Tensor, pattern: Pattern, memberships: Tensor, scale: float
-) -> Tensor:
-    """One sequence without padding: ``(H, T, D)``, ``(H_kv, T, D)``, ``(H_kv, T, D_v)``, ``(T, K)``."""
-    if pattern.sink_tokens > 0:
-        memberships = memberships.clone()
-        memberships[: pattern.sink_tokens] = True
-    same_group = _attend_within_groups(query, key, value, memberships, pattern.sink_tokens, scale)
-    window = _attend_window(query, key, value, memberships, pattern.local_window, scale)
-    return merge(*same_group, *window)[0]
+class _GroupedAttention(torch.autograd.Function):
+    """``(B * Q, H, D)``, ``(B * S, H_kv, D)``, ``(B * S, H_kv, D_v)`` to ``(B * Q, H, D_v)``."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        sink_logits: Tensor | None,
+        plan: Plan,
+        scale: float,
+        kernel: Kernel,
+    ) -> Tensor:
+        whole = Accumulator(query.shape[0], query.shape[1], value.shape[-1], query)
+        for part, call, repeats in _calls(plan, scale, kernel):
+            with record_function("focus: gather"):
+                q, k, v = take(query, part.queries), take(key, part.keys), take(value, part.keys)
+            with record_function("focus: groups" if call.window is None else "focus: window"):
+                output, lse = kernel.forward(q, k, v, call)
+            with record_function("focus: merge"):
+                (whole.add if repeats else whole.put)(part.queries, output, lse)
+        if sink_logits is not None:
+            whole.add_logits(sink_logits)
+        output = whole.output.to(query.dtype)
+        ctx.save_for_backward(query, key, value, sink_logits, output, whole.lse)
+        ctx.plan, ctx.scale, ctx.kernel = plan, scale, kernel
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        query, key, value, sink_logits, output, lse = ctx.saved_tensors
+        kernel: Kernel = ctx.kernel
+        dtype = torch.promote_types(query.dtype, torch.float32)
+        dq, dk, dv = (torch.zeros_like(x, dtype=dtype) for x in (query, key, value))
+        for part, call, _ in _calls(ctx.plan, ctx.scale, kernel):
+            q, k, v = take(query, part.queries), take(key, part.keys), take(value, part.keys)
+            g, o, log = (take(x, part.queries) for x in (grad, output, lse))
+            if part.repeated is not None:  # a logsumexp of infinity: these pairs weigh nothing
+                log = log.masked_fill(part.repeated[:, None], float("inf"))
+            for total, index, gradient in zip(
+                (dq, dk, dv), (part.queries, part.keys, part.keys), kernel.backward(g, q, k, v, o, log, call), strict=True
+            ):
+                _add_at(total, index, gradient.to(dtype))
+        d_logits = None
+        if sink_logits is not None:
+            # The logit's value is zero, so its softmax weight times minus (gradient . output).
+            weight = torch.exp(sink_logits.to(dtype) - lse).masked_fill(lse == float("-inf"), 0.0)
+            d_logits = -(weight * (grad.to(dtype) * output).sum(dim=-1)).sum(dim=0).to(sink_logits.dtype)
+        return dq.to(query.dtype), dk.to(key.dtype), dv.to(value.dtype), d_logits, None, None, None
 
 
-def _attend_within_groups(
-    query: Tensor, key: Tensor, value: Tensor, memberships: Tensor, sink_tokens: int, scale: float
-) -> tuple[Tensor, Tensor]:
-    """Call A. A token in several groups meets some tokens more than once; in group ``c`` the pairs that share a
-    lower-numbered group already are penalised away, so every pair counts once."""
-    num_heads, length, _ = query.shape
-    lse_dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
-    output = torch.zeros(num_heads, length, value.shape[-1], dtype=lse_dtype)
-    lse = torch.full((num_heads, length), float("-inf"), dtype=lse_dtype)
-    # Sinks are in every group, but see the same keys (each other) in each: any group's result will do.
-    one_group_each = bool((memberships[sink_tokens:].sum(dim=-1) <= 1).all())
-    for group in range(memberships.shape[-1]):
-        tokens = memberships[:, group].nonzero().squeeze(-1)
-        if tokens.numel() == 0:
-            continue
-        q, k, v = query[:, tokens], key[:, tokens], value[:, tokens]
-        if group > 0 and not one_group_each:
-            q, k = _penalise_shared(q, k, memberships[tokens, :group], scale)
-        part, part_lse = flash_attention(q[None], k[None], v[None], scale, causal=True)
-        if one_group_each:
-            output[:, tokens], lse[:, tokens] = part[0].to(lse_dtype), part_lse[0]
-        else:
-            output[:, tokens], lse[:, tokens] = merge(output[:, tokens], lse[:, tokens], part[0], part_lse[0])
-    return output, lse
+def _add_at(total: Tensor, index: Tensor | slice, gradient: Tensor) -> None:
+    if isinstance(index, slice):
+        total[index] += gradient
+    else:
+        total.index_add_(0, index, gradient)
 
 
-def _penalise_shared(query: Tensor, key: Tensor, memberships: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Lengthen the heads so that ``q . k`` falls by ``PENALTY / scale`` for each group two tokens share.
-
-    Args:
-        query: ``(H, T, D)``.
-        key: ``(H_kv, T, D)``.
-        memberships: ``(T, C)`` bool, the groups to penalise.
-        scale: factor that the scores will get.
-
-    Returns:
-        Query and key with ``D`` grown to the next multiple of 8 (kernels prefer that).
-    """
-    # Half of the penalty on each side, as a power of two: exact in bf16, in range for fp16.
-    magnitude = 2.0 ** min(math.ceil(math.log2(PENALTY / scale) / 2), 15)
-    head_dim, extra = query.shape[-1], memberships.shape[-1]
-    width = -(-(head_dim + extra) // 8) * 8 - head_dim
-    columns = F.pad(memberships.to(query.dtype), (0, width - extra)) * magnitude
-    return (
-        torch.cat([query, -columns.expand(query.shape[0], -1, -1)], dim=-1),
-        torch.cat([key, columns.expand(key.shape[0], -1, -1)], dim=-1),
-    )
-
-
-def _attend_window(
-    query: Tensor, key: Tensor, value: Tensor, memberships: Tensor, local_window: int, scale: float
-) -> tuple[Tensor, Tensor]:
-    """Call B: pairs with ``0 <= i - j <= w`` that share no group, in blocks of queries.
-
-    Block ``n`` holds queries ``n * WINDOW_BLOCK ...`` and sees the ``w`` keys before it and its own: overlapping
-    views of one padded tensor, nothing is copied per block.
-    """
-    length = query.shape[1]
-    num_blocks = -(-length // WINDOW_BLOCK)
-    tail = num_blocks * WINDOW_BLOCK - length
-    span = local_window + WINDOW_BLOCK
-    blocked_query = F.pad(query, (0, 0, 0, tail)).unflatten(1, (num_blocks, WINDOW_BLOCK)).transpose(0, 1)
-    padded_key, padded_value = (F.pad(x, (0, 0, local_window, tail)) for x in (key, value))
-    blocked_key, blocked_value = (
-        x.unfold(1, span, WINDOW_BLOCK).permute(1, 0, 3, 2) for x in (padded_key, padded_value)
-    )
-
-    q_groups = F.pad(memberships, (0, 0, 0, tail)).unflatten(0, (num_blocks, WINDOW_BLOCK))
-    k_groups = F.pad(memberships, (0, 0, local_window, tail)).unfold(0, span, WINDOW_BLOCK).transpose(1, 2)
-    q_index = torch.arange(WINDOW_BLOCK)[:, None] + local_window
-    k_index = torch.arange(span)[None, :]
-    first_key = torch.arange(num_blocks)[:, None, None] * WINDOW_BLOCK - local_window
-    in_window = (k_index <= q_index) & (q_index - k_index <= local_window) & (first_key + k_index >= 0)
-    allowed = in_window & ~share_a_group(q_groups, k_groups)
-    bias = torch.zeros(allowed.shape, dtype=query.dtype).masked_fill_(~allowed, torch.finfo(query.dtype).min)
-
-    output, lse = flash_attention(blocked_query, blocked_key, blocked_value, scale, bias=bias[:, None])
-    # Rows without a pair would take part in the merge with the kernel's stand-in value.
-    lse = lse.masked_fill(~allowed.any(dim=-1)[:, None], float("-inf"))
-    return (
-        output.transpose(0, 1).flatten(1, 2)[:, :length],
-        lse.transpose(0, 1).flatten(1, 2)[:, :length],
-    )
+def _calls(plan: Plan, scale: float, kernel: Kernel) -> Iterator[tuple[Part, Call, bool]]:
+    """The kernel calls of a plan, and for each whether its queries may have had another part before."""
+    if plan.dense is not None:
+        for part in plan.dense.split() if kernel.one_row_at_a_time else [plan.dense]:
+            yield part, Call(part.rows, scale), False
+    if plan.groups is not None:
+        rows = plan.groups.split() if kernel.one_row_at_a_time or not plan.one_group_each else [plan.groups]
+        for part in rows:
+            yield part, Call(part.rows, scale, exclude=part.exclude), not plan.one_group_each
+    if plan.window is not None:
+        windows = (
+            plan.window.split_window(plan.local_window, WINDOW_QUERIES)
+            if kernel.one_row_at_a_time
+            else [plan.window]
+        )
+        for part in windows:
+            yield part, Call(part.rows, scale, plan.local_window, part.exclude), plan.groups is not None

@@ -13,15 +13,22 @@ PADDING = -1
 
 @dataclass(frozen=True)
 class Pattern:
-    """The two numbers that shape the attention pattern besides group memberships.
+    """The numbers that shape the attention pattern besides group memberships.
 
     Args:
         local_window: ``w``; a pair at distance ``0 <= i - j <= w`` is always attended.
         sink_tokens: the first tokens of a sequence that belong to every group (0 is the paper's method).
+        dense_below: queries at positions below it attend to everything before them (0 is the paper's method).
     """
 
     local_window: int = 128
     sink_tokens: int = 4
+    dense_below: int = 0
+
+    @property
+    def dense_length(self) -> int:
+        """Sequences of at most this many tokens have all their pairs attended: they are dense attention."""
+        return max(self.local_window + 1, self.dense_below)
 
 
 def attended_pairs(
@@ -30,24 +37,32 @@ def attended_pairs(
     key_positions: Tensor,
     query_memberships: Tensor,
     key_memberships: Tensor,
+    query_documents: Tensor | None = None,
+    key_documents: Tensor | None = None,
 ) -> Tensor:
-    """Pair (i, j) is attended iff ``j <= i`` and (``i - j <= w`` or ``j < sink_tokens`` or they share a group).
+    """Pair (i, j) is attended iff both are of one document, ``j <= i``, and one of these holds: ``i - j <= w``;
+    ``j < sink_tokens``; ``i < dense_below``; they share a group.
 
     Args:
-        pattern: window and sinks.
-        query_positions: ``(B, Q)`` integers, a token's place in its sequence; ``PADDING`` for padding.
+        pattern: window, sinks, dense start.
+        query_positions: ``(B, Q)`` integers, a token's place in its document; ``PADDING`` for padding.
         key_positions: ``(B, S)``, likewise.
         query_memberships: ``(B, Q, K)`` bool.
         key_memberships: ``(B, S, K)`` bool.
+        query_documents: ``(B, Q)`` integers, which of several documents packed into a row; ``None`` for one.
+        key_documents: ``(B, S)``, likewise.
 
     Returns:
         bool ``(B, Q, S)``. Rows of padding are ``False`` throughout.
     """
     i, j = query_positions[:, :, None], key_positions[:, None, :]
-    causal = (j <= i) & (j != PADDING) & (i != PADDING)
+    allowed = (j <= i) & (j != PADDING) & (i != PADDING)
+    if query_documents is not None and key_documents is not None:
+        allowed &= query_documents[:, :, None] == key_documents[:, None, :]
     local = i - j <= pattern.local_window
     sink = j < pattern.sink_tokens
-    return causal & (local | sink | share_a_group(query_memberships, key_memberships))
+    dense = i < pattern.dense_below
+    return allowed & (local | sink | dense | share_a_group(query_memberships, key_memberships))
 
 
 def share_a_group(a: Tensor, b: Tensor) -> Tensor:
@@ -61,7 +76,7 @@ def count_pairs(pattern: Pattern, memberships: Tensor, chunk: int = 1024) -> tup
     Their ratio is the most that sparsity can save; it is a count of pairs, not of memberships.
 
     Args:
-        pattern: window and sinks.
+        pattern: window, sinks, dense start.
         memberships: ``(B, T, K)`` bool.
         chunk: queries looked at together; bounds memory at ``B * chunk * T`` bytes.
     """

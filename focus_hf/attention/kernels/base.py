@@ -1,0 +1,111 @@
+"""What a backend must offer: attention over ragged rows that also returns its logsumexp, forward and backward."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ..rows import Rows
+
+#: A pair lowered by this much, after scaling, has a softmax weight of exactly 0 in float32.
+PENALTY = 4096.0
+
+#: Output ``(Tq, H, D_v)`` in the dtype of the query, and logsumexp ``(Tq, H)``, at least float32.
+Result = tuple[Tensor, Tensor]
+
+#: Gradients of query, key and value.
+Gradients = tuple[Tensor, Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Call:
+    """Which pairs one kernel call attends to.
+
+    Args:
+        rows: causal inside each row, aligned at the bottom right (its queries are its last tokens). Every row has
+            a query, and at least as many keys as queries.
+        scale: factor on ``q . k``.
+        window: a query sees itself and this many tokens before it; ``None`` for all of them.
+        exclude: bool ``(Tq, C)`` and ``(Tk, C)``: a pair that has a column in common is left out. A query with
+            nothing left gets a logsumexp far below any other, and any output.
+    """
+
+    rows: Rows
+    scale: float
+    window: int | None = None
+    exclude: tuple[Tensor, Tensor] | None = None
+
+
+class Kernel(ABC):
+    """Attention over ragged rows, token-major: queries ``(Tq, H, D)``, keys and values ``(Tk, H_kv, D)``.
+
+    The backward takes the output and logsumexp of the *whole* attention of which this call computes a part, as in
+    ring attention; so parts never need a gradient through a logsumexp, which no kernel offers.
+    """
+
+    #: What `focus-hf info` and ``set_routing(kernel=...)`` call it.
+    name: ClassVar[str]
+
+    #: Calls have exactly one row: gathered and computed one after the other, rows stay in a CPU's caches.
+    one_row_at_a_time: ClassVar[bool] = False
+
+    @abstractmethod
+    def missing(self) -> str | None:
+        """Why this backend cannot run on this machine, in a few words; ``None`` if it can."""
+
+    @abstractmethod
+    def unsupported(self, query: Tensor, value: Tensor) -> str | None:
+        """Why it cannot run on tensors like these, in a few words; ``None`` if it can."""
+
+    @abstractmethod
+    def _forward(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Result:
+        """`forward` without exclusions."""
+
+    @abstractmethod
+    def _backward(
+        self, grad: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor, lse: Tensor, call: Call
+    ) -> Gradients:
+        """`backward` without exclusions."""
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Result:
+        """Attention over the call's pairs."""
+        if call.exclude is not None:
+            query, key = _lengthen(query, key, call.exclude, call.scale)
+        return self._forward(query, key, value, call)
+
+    def backward(
+        self, grad: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor, lse: Tensor, call: Call
+    ) -> Gradients:
+        """Gradients of `forward`'s tensors, given gradient, output and logsumexp of the whole attention."""
+        head_dim = query.shape[-1]
+        if call.exclude is not None:
+            query, key = _lengthen(query, key, call.exclude, call.scale)
+        dq, dk, dv = self._backward(grad, query, key, value, output, lse, call)
+        return dq[..., :head_dim], dk[..., :head_dim], dv
+
+
+def _lengthen(query: Tensor, key: Tensor, exclude: tuple[Tensor, Tensor], scale: float) -> tuple[Tensor, Tensor]:
+    """Lengthen the heads so that the score falls by `PENALTY` for each column two tokens have in common.
+
+    The head size grows to the next multiple of 8, which kernels want.
+    """
+    # Half of the penalty on each side, as a power of two: exact in bf16, in range for fp16.
+    magnitude = 2.0 ** min(math.ceil(math.log2(PENALTY / scale) / 2), 15)
+    head_dim, columns = query.shape[-1], exclude[0].shape[-1]
+    width = -(-(head_dim + columns) // 8) * 8 - head_dim
+    q_columns, k_columns = (F.pad(x.to(query.dtype), (0, width - columns))[:, None] * magnitude for x in exclude)
+    return (
+        torch.cat([query, -q_columns.expand(-1, query.shape[1], -1)], dim=-1),
+        torch.cat([key, k_columns.expand(-1, key.shape[1], -1)], dim=-1),
+    )
+
+
+def pad_heads(tensor: Tensor, head_dim: int) -> Tensor:
+    """Zeros behind each head's values, for kernels that want values as wide as keys."""
+    return tensor if tensor.shape[-1] == head_dim else F.pad(tensor, (0, head_dim - tensor.shape[-1]))

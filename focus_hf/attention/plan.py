@@ -1,0 +1,144 @@
+"""Which tokens meet in which call: the decomposition of Focus attention into ragged rows.
+
+Every attended pair is in exactly one of three parts:
+
+* ``dense``: queries below ``dense_below`` with everything before them;
+* ``groups``: all other pairs that share a group. Sinks belong to every group, which is the same function as "every
+  later token may attend to them" (a sink itself only sees sinks). A token in several groups meets some tokens more
+  than once; in group ``c`` the pairs that share a lower-numbered group are excluded;
+* ``window``: the local pairs left over.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from .mask import PADDING, Pattern
+from .rows import Part, Rows
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The parts of one attention call over flat tokens.
+
+    Args:
+        dense, groups, window: see the module; ``None`` where there is nothing of it.
+        local_window: ``w``.
+        one_group_each: every query is in one row of ``groups`` (or, a sink, in several with the same result).
+    """
+
+    dense: Part | None
+    groups: Part | None
+    window: Part | None
+    local_window: int
+    one_group_each: bool
+
+    def computed_pairs(self) -> int:
+        """Pairs that an ideal kernel computes for this plan, those it computes only to exclude them included."""
+        parts = ((self.dense, None), (self.groups, None), (self.window, self.local_window))
+        return sum(_pairs(part.rows, window) for part, window in parts if part is not None)
+
+
+def make_plan(
+    pattern: Pattern, positions: Tensor, memberships: Tensor, num_queries: int, documents: Tensor | None = None
+) -> Plan:
+    """Plan one call; the queries are the last ``num_queries`` tokens of every sequence.
+
+    Args:
+        pattern: window, sinks, dense start.
+        positions: ``(B, S)`` integers, a token's rank in its document, ``PADDING`` for padding anywhere.
+        memberships: ``(B, S, K)`` bool.
+        num_queries: ``Q``, at most ``S``.
+        documents: ``(B, S)`` integers that never fall along a sequence; ``None`` for one document each.
+    """
+    batch, num_keys, _ = memberships.shape
+    device = memberships.device
+    real = positions != PADDING
+    is_query = torch.zeros(batch, num_keys, dtype=torch.bool, device=device)
+    is_query[:, num_keys - num_queries :] = True
+
+    # Flat tokens without padding, in order; segments are the documents of all sequences.
+    tokens = real.flatten().nonzero().squeeze(-1)
+    segment = torch.arange(batch, device=device)[:, None].expand(batch, num_keys)
+    if documents is not None:
+        segment = segment * (int(documents.max()) + 1) + documents
+    segment = segment.flatten()[tokens]
+    position, queried = positions.flatten()[tokens], is_query.flatten()[tokens]
+    # A flat key index made into a flat query index: each sequence has num_keys - num_queries fewer.
+    query_index = tokens - (tokens // num_keys + 1) * (num_keys - num_queries)
+
+    in_groups = memberships.flatten(0, 1)[tokens] | (position < pattern.sink_tokens)[:, None]
+    sparse = queried & (position >= pattern.dense_below)
+    dense_queries = queried & (position < pattern.dense_below)
+
+    window = _part(tokens, query_index, segment, sparse, exclude=in_groups)
+    if window is not None and batch == 1 and _all_of(window, num_queries, num_keys):
+        window = Part(slice(0, num_queries), slice(0, num_keys), window.rows, window.exclude)  # views, not copies
+    dense = None
+    if pattern.dense_below:
+        below = position < pattern.dense_below
+        dense = _part(tokens[below], query_index[below], segment[below], dense_queries[below])
+    # A sink's results from its rows are equal: as a query it sees nothing but sinks.
+    is_sink = position < pattern.sink_tokens
+    one_group_each = not bool((in_groups.sum(dim=-1)[~is_sink] > 1).any())
+    groups = _group_part(tokens, query_index, segment, sparse, in_groups, one_group_each)
+    return Plan(dense, groups, window, pattern.local_window, one_group_each)
+
+
+def _group_part(
+    tokens: Tensor, query_index: Tensor, segment: Tensor, queried: Tensor, in_groups: Tensor, one_group_each: bool
+) -> Part | None:
+    group, copy_of = in_groups.T.nonzero(as_tuple=True)
+    num_groups = in_groups.shape[-1]
+    row = segment[copy_of] * num_groups + group
+    if segment.numel() and int(segment[0]) != int(segment[-1]):
+        order = torch.argsort(row, stable=True)
+        row, group, copy_of = row[order], group[order], copy_of[order]
+    exclude = None
+    if not one_group_each:
+        lower = torch.arange(num_groups, device=group.device) < group[:, None]
+        exclude = in_groups[copy_of] & lower
+    part = _part(tokens[copy_of], query_index[copy_of], row, queried[copy_of], exclude)
+    if part is None or not one_group_each:
+        return part
+    first_group = in_groups.int().argmax(dim=-1)
+    repeated = (group != first_group[copy_of])[queried[copy_of]]
+    return replace(part, repeated=repeated)
+
+
+def _all_of(part: Part, num_queries: int, num_keys: int) -> bool:
+    return part.rows.query_offsets[-1] == num_queries and part.rows.key_offsets[-1] == num_keys
+
+
+def _part(
+    tokens: Tensor, query_index: Tensor, row: Tensor, queried: Tensor, exclude: Tensor | None = None
+) -> Part | None:
+    """Tokens sorted by ``row`` as a part; rows without queries are dropped."""
+    if not bool(queried.any()):
+        return None
+    num_rows = int(row.max()) + 1
+    query_counts = torch.bincount(row[queried], minlength=num_rows)
+    used = query_counts > 0
+    if not bool(used.all()):
+        keep = used[row]
+        tokens, query_index, queried, row = tokens[keep], query_index[keep], queried[keep], row[keep]
+        exclude = None if exclude is None else exclude[keep]
+    key_counts = torch.bincount(row, minlength=num_rows)[used]
+    rows = Rows(_offsets(query_counts[used]), _offsets(key_counts), tokens.device)
+    return Part(query_index[queried], tokens, rows, None if exclude is None else (exclude[queried], exclude))
+
+
+def _offsets(counts: Tensor) -> tuple[int, ...]:
+    return (0, *counts.cumsum(0).tolist())
+
+
+def _pairs(rows: Rows, window: int | None) -> int:
+    total = 0
+    for q, k in rows.lengths():
+        queries, keys = q.stop - q.start, k.stop - k.start
+        reach = keys if window is None else min(keys, window + 1)
+        total += queries * reach if window is not None else queries * (2 * keys - queries + 1) // 2
+    return total
