@@ -17,10 +17,10 @@ from .kernels import Call, Kernel, choose_kernel
 from .mask import Pattern
 from .merge import Accumulator
 from .plan import Plan, make_plan
-from .rows import Part, take
+from .rows import Gatherer, Part, take
 
 #: Queries of a sliding window handled together by kernels that work row by row; bounds their memory.
-WINDOW_QUERIES = 2048
+WINDOW_QUERIES = 512
 
 
 def grouped_focus_attention(
@@ -99,14 +99,16 @@ class _GroupedAttention(torch.autograd.Function):
         scale: float,
         kernel: Kernel,
     ) -> Tensor:
-        whole = Accumulator(query.shape[0], query.shape[1], value.shape[-1], query)
-        for part, call, repeats in _calls(plan, scale, kernel):
+        every_query = plan.num_queries == query.shape[0]
+        whole = Accumulator(query.shape[0], query.shape[1], value.shape[-1], query, every_query)
+        queries, keys, values = Gatherer(query), Gatherer(key), Gatherer(value)
+        for part, call, is_first in _calls(plan, scale, kernel):
             with record_function("focus: gather"):
-                q, k, v = take(query, part.queries), take(key, part.keys), take(value, part.keys)
+                q, k, v = queries.take(part.queries), keys.take(part.keys), values.take(part.keys)
             with record_function("focus: groups" if call.window is None else "focus: window"):
                 output, lse = kernel.forward(q, k, v, call)
             with record_function("focus: merge"):
-                (whole.add if repeats else whole.put)(part.queries, output, lse)
+                (whole.put if is_first else whole.add)(part.queries, output, lse)
         if sink_logits is not None:
             whole.add_logits(sink_logits)
         output = whole.output.to(query.dtype)
@@ -145,19 +147,19 @@ def _add_at(total: Tensor, index: Tensor | slice, gradient: Tensor) -> None:
 
 
 def _calls(plan: Plan, scale: float, kernel: Kernel) -> Iterator[tuple[Part, Call, bool]]:
-    """The kernel calls of a plan, and for each whether its queries may have had another part before."""
+    """The kernel calls of a plan, and for each whether it is the first with its queries."""
+    by_row = kernel.one_row_at_a_time
     if plan.dense is not None:
-        for part in plan.dense.split() if kernel.one_row_at_a_time else [plan.dense]:
-            yield part, Call(part.rows, scale), False
-    if plan.groups is not None:
-        rows = plan.groups.split() if kernel.one_row_at_a_time or not plan.one_group_each else [plan.groups]
-        for part in rows:
-            yield part, Call(part.rows, scale, exclude=part.exclude), not plan.one_group_each
-    if plan.window is not None:
-        windows = (
-            plan.window.split_window(plan.local_window, WINDOW_QUERIES)
-            if kernel.one_row_at_a_time
-            else [plan.window]
-        )
-        for part in windows:
-            yield part, Call(part.rows, scale, plan.local_window, part.exclude), plan.groups is not None
+        for part in plan.dense.split() if by_row else [plan.dense]:
+            yield part, Call(part.rows, scale), True
+    if plan.groups is None or plan.window is None:  # no query is left
+        return
+    # Where queries are in several rows of the groups, only the window has each of them once.
+    if plan.one_group_each:
+        for part in plan.groups.split() if by_row else [plan.groups]:
+            yield part, Call(part.rows, scale), True
+    for part in plan.window.split_window(plan.local_window, WINDOW_QUERIES) if by_row else [plan.window]:
+        yield part, Call(part.rows, scale, plan.local_window, part.exclude), not plan.one_group_each
+    if not plan.one_group_each:
+        for part in plan.groups.split():
+            yield part, Call(part.rows, scale, exclude=part.exclude), False

@@ -26,26 +26,36 @@ def merge(output_a: Tensor, lse_a: Tensor, output_b: Tensor, lse_b: Tensor) -> t
 class Accumulator:
     """Attention of ``T`` queries, merged from parts as they come.
 
-    Starts without keys: output 0, logsumexp ``-inf``.
+    Args:
+        num_tokens, num_heads, value_dim: shape of the output, ``(T, H, D_v)``.
+        like: tensor whose device and dtype count; sums are kept in float32 at least.
+        every_query: each query will get a part by `put`. Otherwise those without keep an output of 0 and a
+            logsumexp of ``-inf``.
     """
 
-    def __init__(self, num_tokens: int, num_heads: int, value_dim: int, like: Tensor) -> None:
+    def __init__(self, num_tokens: int, num_heads: int, value_dim: int, like: Tensor, every_query: bool) -> None:
         dtype = torch.promote_types(like.dtype, torch.float32)
-        self.output = torch.zeros(num_tokens, num_heads, value_dim, dtype=dtype, device=like.device)
-        self.lse = torch.full((num_tokens, num_heads), float("-inf"), dtype=dtype, device=like.device)
+        self.output = torch.empty(num_tokens, num_heads, value_dim, dtype=dtype, device=like.device)
+        self.lse = torch.empty(num_tokens, num_heads, dtype=dtype, device=like.device)
+        if not every_query:
+            self.output.zero_()
+            self.lse.fill_(float("-inf"))
 
     def put(self, index: Tensor | slice, output: Tensor, lse: Tensor) -> None:
-        """The first part of these queries."""
-        self.output[index], self.lse[index] = output.to(self.output.dtype), lse
+        """The first part of these queries, ``output (n, H, D_v)`` and ``lse (n, H)``."""
+        if isinstance(index, slice):
+            self.output[index], self.lse[index] = output, lse
+        else:
+            self.output.index_copy_(0, index, output.to(self.output.dtype))
+            self.lse.index_copy_(0, index, lse.to(self.lse.dtype))
 
     def add(self, index: Tensor | slice, output: Tensor, lse: Tensor) -> None:
-        """A further part: ``output (n, H, D_v)`` and ``lse (n, H)`` of the queries at ``index``, each at most once."""
-        merged, merged_lse = merge(take(self.output, index), take(self.lse, index), output, lse)
-        if isinstance(index, slice):
-            self.output[index], self.lse[index] = merged, merged_lse
-        else:
-            self.output.index_copy_(0, index, merged)
-            self.lse.index_copy_(0, index, merged_lse)
+        """A further part of these queries, each of them at most once."""
+        current, current_lse = take(self.output, index), take(self.lse, index)
+        current.lerp_(output.to(current.dtype), torch.sigmoid(lse - current_lse).nan_to_num_(0.0)[..., None])
+        torch.logaddexp(current_lse, lse, out=current_lse)
+        if not isinstance(index, slice):
+            self.put(index, current, current_lse)
 
     def add_logits(self, logits: Tensor) -> None:
         """A key of value zero with the score ``logits (H,)``, for every query that has keys."""

@@ -36,6 +36,11 @@ class Plan:
     local_window: int
     one_group_each: bool
 
+    @property
+    def num_queries(self) -> int:
+        """Queries that are not padding."""
+        return sum(part.rows.query_offsets[-1] for part in (self.dense, self.window) if part is not None)
+
     def computed_pairs(self) -> int:
         """Pairs that an ideal kernel computes for this plan, those it computes only to exclude them included."""
         parts = ((self.dense, None), (self.groups, None), (self.window, self.local_window))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -80,11 +81,17 @@ class Part:
                 yield Part(_sub(self.queries, q), _sub(self.keys, k), rows, _exclude(self.exclude, q, k), repeated)
 
     def split_window(self, local_window: int, max_queries: int) -> Iterator[Part]:
-        """For a sliding window: one part for each ``max_queries`` queries of a row, with the keys they can see."""
+        """For a sliding window: one part for each ``max_queries`` queries of a row, with the keys they can see.
+
+        The first queries of a row, which see fewer keys than the others, are a part of their own.
+        """
         for q, k in self.rows.lengths():
             earlier = (k.stop - k.start) - (q.stop - q.start)
-            for start in range(q.start, q.stop, max_queries):
-                stop = min(start + max_queries, q.stop)
+            first_part = q.start + max(0, local_window - earlier)
+            starts = [q.start, *range(first_part, q.stop, max_queries)]
+            for start, stop in itertools.pairwise([*starts, q.stop]):
+                if start == stop:
+                    continue
                 first = k.start + max(0, earlier + start - q.start - local_window)
                 some_q, some_k = slice(start, stop), slice(first, k.start + earlier + stop - q.start)
                 rows = Rows.single(stop - start, some_k.stop - first, self.rows.device)
@@ -105,3 +112,29 @@ def _exclude(exclude: tuple[Tensor, Tensor] | None, q: slice, k: slice) -> tuple
 def take(tokens: Tensor, index: Tensor | slice) -> Tensor:
     """The tokens (first dimension) at these indices; a view for a slice."""
     return tokens[index] if isinstance(index, slice) else tokens.index_select(0, index)
+
+
+class Gatherer:
+    """`take` for one part after another, into the same memory and in the layout of the source.
+
+    On a CPU, fresh pages and scattered writes cost more than the copy itself.
+    """
+
+    def __init__(self, tokens: Tensor) -> None:
+        self._tokens = tokens
+        self._head_major = tokens.stride(0) < tokens.stride(1)
+        self._buffer = tokens.new_empty(0)
+
+    def take(self, index: Tensor | slice) -> Tensor:
+        """The tokens at these indices, ``(n, H, D)``; valid until the next call."""
+        if isinstance(index, slice):
+            return self._tokens[index]
+        num_heads, head_dim = self._tokens.shape[1:]
+        size = index.shape[0] * num_heads * head_dim
+        if self._buffer.numel() < size:
+            self._buffer = self._tokens.new_empty(size + size // 8)
+        if self._head_major:
+            out = self._buffer[:size].view(num_heads, index.shape[0], head_dim)
+            return torch.index_select(self._tokens.transpose(0, 1), 1, index, out=out).transpose(0, 1)
+        out = self._buffer[:size].view(index.shape[0], num_heads, head_dim)
+        return torch.index_select(self._tokens, 0, index, out=out)

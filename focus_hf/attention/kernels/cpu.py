@@ -167,7 +167,8 @@ def _blocks(
     if call.exclude is not None:
         q_columns = _pad_tokens(call.exclude[0], 0, tail).unflatten(0, (num_blocks, WINDOW_BLOCK))
         allowed = allowed & ~share_a_group(q_columns, spans(call.exclude[1]))
-    bias = torch.zeros(allowed.shape, dtype=query.dtype).masked_fill_(~allowed, torch.finfo(query.dtype).min)
+    lowest = torch.tensor(torch.finfo(query.dtype).min, dtype=query.dtype)
+    bias = torch.where(allowed, torch.zeros((), dtype=query.dtype), lowest)
     blocks = _pad_tokens(query, 0, tail).unflatten(0, (num_blocks, WINDOW_BLOCK))
     return blocks, spans(key), spans(value), (bias if bias.dim() == 3 else bias[None])[:, None]
 
