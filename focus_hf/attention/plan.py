@@ -11,6 +11,7 @@ Every attended pair is in exactly one of three parts:
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -91,6 +92,34 @@ def make_plan(
     one_group_each = not bool((in_groups.sum(dim=-1)[~is_sink] > 1).any())
     groups = _group_part(tokens, query_index, segment, sparse, in_groups, one_group_each)
     return Plan(dense, groups, window, pattern.local_window, one_group_each)
+
+
+def sequences(
+    positions: Tensor, num_queries: int, documents: Tensor | None = None
+) -> Iterator[tuple[int, Tensor | slice, Tensor | slice]]:
+    """Every document that has queries, without padding: its row in the batch, its tokens, and its queries.
+
+    Args:
+        positions, num_queries, documents: as for `make_plan`.
+
+    Yields:
+        Indices of the tokens in ``0 .. S - 1``, and of those that are queries in ``0 .. Q - 1``.
+    """
+    num_keys = positions.shape[1]
+    first_query = num_keys - num_queries
+    for row in range(positions.shape[0]):
+        real = positions[row] != PADDING
+        if documents is None and bool(real.all()):
+            yield row, slice(0, num_keys), slice(0, num_queries)
+            continue
+        tokens = real.nonzero().squeeze(-1)
+        counts = [tokens.shape[0]] if documents is None else documents[row, tokens].unique_consecutive(
+            return_counts=True
+        )[1].tolist()
+        for document in tokens.split(counts):
+            queries = document[document >= first_query] - first_query
+            if queries.numel():
+                yield row, document, queries
 
 
 def _group_part(

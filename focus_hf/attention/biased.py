@@ -1,0 +1,105 @@
+"""Hard Focus attention as dense attention under a bias: for short sequences and heavy groups, on CPU.
+
+Where most pairs are attended there is little to skip, and one causal call of the flash kernel that adds a bias to
+its scores costs hardly more than dense attention. A query's row of the bias depends on its groups alone, but for the
+window: so there is one row for each combination of groups, and the rows of a block of queries are copies of these.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.profiler import record_function
+
+from .kernels import cpu_flash
+from .mask import Pattern, share_a_group
+from .merge import merge
+from .plan import sequences
+from .rows import take
+
+#: Queries that share one bias tensor, ``4 * BIAS_QUERIES * S`` bytes. The kernel is fastest from 768 queries on.
+BIAS_QUERIES = 1024
+
+def biased_focus_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    pattern: Pattern,
+    positions: Tensor,
+    memberships: Tensor,
+    scale: float,
+    *,
+    documents: Tensor | None = None,
+) -> Tensor:
+    """Hard Focus attention of the last ``Q`` of ``S`` tokens. Inference on CPU.
+
+    Arguments and result as for `grouped_focus_attention`; tokens without a group are allowed.
+    """
+    batch, num_heads, num_queries, _ = query.shape
+    output = query.new_zeros(batch, num_queries, num_heads, value.shape[-1])
+    q, k, v = (x.transpose(1, 2) for x in (query, key, value))
+    for row, tokens, queries in sequences(positions, num_queries, documents):
+        groups, place = take(memberships[row], tokens), take(positions[row], tokens)
+        output[row, queries] = _sequence(
+            take(q[row], queries), take(k[row], tokens), take(v[row], tokens), pattern, groups, place, scale
+        )
+    return output.transpose(1, 2)
+
+
+def _sequence(
+    query: Tensor, key: Tensor, value: Tensor, pattern: Pattern, groups: Tensor, place: Tensor, scale: float
+) -> Tensor:
+    """One document without padding: ``(Q, H, D)`` against ``(S, H_kv, D)``; ``place (S,)`` counts up by one."""
+    num_queries = query.shape[0]
+    earlier = key.shape[0] - num_queries
+    with record_function("focus: plan"):
+        table, kind = _bias_table(pattern, groups, place, query.dtype)
+    parts = []
+    for start in range(0, num_queries, BIAS_QUERIES):
+        stop = min(start + BIAS_QUERIES, num_queries)
+        first, new = earlier + start, slice(earlier + start, earlier + stop)
+        with record_function("focus: plan"):
+            bias = table.index_select(0, kind[new])
+            _open_window(bias, first, pattern.local_window)
+        with record_function("focus: groups"):
+            block = query[start:stop]
+            part = cpu_flash(block, key[new], value[new], scale, causal=True, bias=bias[None, None, :, new])
+            if first:
+                before = cpu_flash(block, key[:first], value[:first], scale, bias=bias[None, None, :, :first])
+                part = merge(*part, *before)
+        parts.append(part[0].to(query.dtype))
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _bias_table(pattern: Pattern, groups: Tensor, place: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """What queries of each kind add to the score of each key, distance aside: 0 if the pair may attend.
+
+    Returns:
+        ``(kinds, S)``, and the kind of each token, ``(S,)``. Tokens with the same groups are of one kind.
+    """
+    ones = torch.ones_like(place, dtype=torch.bool)
+    of_query = torch.cat([groups, ones[:, None], (place < pattern.dense_below)[:, None]], dim=1)
+    of_key = torch.cat([groups, (place < pattern.sink_tokens)[:, None], ones[:, None]], dim=1)
+    kinds, kind = _unique_rows(of_query)
+    may_attend = share_a_group(kinds, of_key)
+    lowest = torch.tensor(torch.finfo(dtype).min, dtype=dtype)
+    return torch.where(may_attend, torch.zeros((), dtype=dtype), lowest), kind
+
+
+def _unique_rows(columns: Tensor) -> tuple[Tensor, Tensor]:
+    """The different rows of a bool matrix, and which of them each row is."""
+    if columns.shape[1] > 62:
+        return torch.unique(columns, dim=0, return_inverse=True)
+    weights = 2 ** torch.arange(columns.shape[1])
+    codes, kind = torch.unique((columns * weights).sum(dim=1), return_inverse=True)
+    return (codes[:, None] & weights) > 0, kind
+
+
+def _open_window(bias: Tensor, first: int, local_window: int) -> None:
+    """Set the window of every query to 0, in place; row ``r`` of ``(Q, S)`` is token ``first + r``."""
+    num_queries, num_keys = bias.shape
+    short = max(0, min(num_queries, local_window - first))  # rows that reach back to the first key
+    bias[:short, : first + short] = 0.0
+    if short < num_queries:  # the band of the others as one strided view
+        offset = short * num_keys + first + short - local_window
+        bias.as_strided((num_queries - short, local_window + 1), (num_keys + 1, 1), offset).zero_()
