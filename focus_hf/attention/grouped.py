@@ -85,6 +85,21 @@ def grouped_focus_attention(
     return output.view(batch, num_queries, num_heads, value.shape[-1]).transpose(1, 2)
 
 
+def attend_parts(query: Tensor, key: Tensor, value: Tensor, plan: Plan, scale: float, kernel: Kernel) -> Accumulator:
+    """Run a plan on flat tokens: ``(Tq, H, D)``, ``(Tk, H_kv, D)``, ``(Tk, H_kv, D_v)``."""
+    every_query = plan.num_queries == query.shape[0]
+    whole = Accumulator(query.shape[0], query.shape[1], value.shape[-1], query, every_query)
+    queries, keys, values = Gatherer(query), Gatherer(key), Gatherer(value)
+    for part, call, is_first in _calls(plan, scale, kernel):
+        with record_function("focus: gather"):
+            q, k, v = queries.take(part.queries), keys.take(part.keys), values.take(part.keys)
+        with record_function("focus: groups" if call.window is None else "focus: window"):
+            output, lse = kernel.forward(q, k, v, call)
+        with record_function("focus: merge"):
+            (whole.put if is_first else whole.add)(part.queries, output, lse)
+    return whole
+
+
 class _GroupedAttention(torch.autograd.Function):
     """``(B * Q, H, D)``, ``(B * S, H_kv, D)``, ``(B * S, H_kv, D_v)`` to ``(B * Q, H, D_v)``."""
 
@@ -99,16 +114,7 @@ class _GroupedAttention(torch.autograd.Function):
         scale: float,
         kernel: Kernel,
     ) -> Tensor:
-        every_query = plan.num_queries == query.shape[0]
-        whole = Accumulator(query.shape[0], query.shape[1], value.shape[-1], query, every_query)
-        queries, keys, values = Gatherer(query), Gatherer(key), Gatherer(value)
-        for part, call, is_first in _calls(plan, scale, kernel):
-            with record_function("focus: gather"):
-                q, k, v = queries.take(part.queries), keys.take(part.keys), values.take(part.keys)
-            with record_function("focus: groups" if call.window is None else "focus: window"):
-                output, lse = kernel.forward(q, k, v, call)
-            with record_function("focus: merge"):
-                (whole.put if is_first else whole.add)(part.queries, output, lse)
+        whole = attend_parts(query, key, value, plan, scale, kernel)
         if sink_logits is not None:
             whole.add_logits(sink_logits)
         output = whole.output.to(query.dtype)

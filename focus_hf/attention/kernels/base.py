@@ -31,6 +31,7 @@ class Call:
         rows: causal inside each row, aligned at the bottom right (its queries are its last tokens). Every row has
             a query, and at least as many keys as queries.
         scale: factor on ``q . k``.
+        causal: ``False`` if every query of a row sees all its keys, however many.
         window: a query sees itself and this many tokens before it; ``None`` for all of them.
         exclude: bool ``(Tq, C)`` and ``(Tk, C)``: a pair that has a column in common is left out. A query with
             nothing left gets a logsumexp far below any other, and any output.
@@ -40,6 +41,7 @@ class Call:
     scale: float
     window: int | None = None
     exclude: tuple[Tensor, Tensor] | None = None
+    causal: bool = True
 
 
 class Kernel(ABC):

@@ -46,6 +46,8 @@ class CpuFlash(Kernel):
         return super().backward(grad, query, key, value, output, lse, call)
 
     def _forward(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Result:
+        if not call.causal:
+            return cpu_flash(query, key, value, call.scale)
         earlier = key.shape[0] - query.shape[0]
         result = cpu_flash(query, key[earlier:], value[earlier:], call.scale, causal=True)
         if earlier:
@@ -57,6 +59,8 @@ class CpuFlash(Kernel):
     def _backward(
         self, grad: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor, lse: Tensor, call: Call
     ) -> Gradients:
+        if not call.causal:
+            return _cpu_flash_backward(grad, query, key, value, output, lse, call.scale)
         earlier = key.shape[0] - query.shape[0]
         new, old = slice(earlier, None), slice(0, earlier)
         dq, dk, dv = _cpu_flash_backward(grad, query, key[new], value[new], output, lse, call.scale, causal=True)
@@ -83,6 +87,12 @@ def cpu_flash(
         Output ``(..., Tq, H, D_v)`` and logsumexp ``(..., Tq, H)``.
     """
     batched = query.dim() == 4
+    num_heads, kv_heads = query.shape[-2], key.shape[-2]
+    if not batched and query.shape[0] == 1 and num_heads > kv_heads and not causal and bias is None:
+        # One token: the query heads of a key head become its queries, so that keys are read once.
+        folded = query.view(kv_heads, num_heads // kv_heads, -1).transpose(0, 1)
+        output, lse = cpu_flash(folded, key, value, scale)
+        return output.transpose(0, 1).flatten(0, 1)[None], lse.transpose(0, 1).flatten()[None]
     q, k, v = (
         (x if batched else x[None]).transpose(1, 2) for x in (query, key, pad_heads(value, key.shape[-1]))
     )
