@@ -1,14 +1,29 @@
-"""The KV cache carries group memberships: a token keeps the groups it had when it was cached."""
+"""The KV cache carries group memberships: a token keeps the groups it had when it was cached.
+
+A long cache layer is moreover stored *by groups* (`attention.decode`), so that decoding reads only what a token
+attends to. Whatever needs its keys in their order (another adapter, a beam search that the layer does not know how to
+follow, the base model's own attention) finds them as ever: the layer then goes back to plain storage.
+"""
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, EncoderDecoderCache
+from transformers.cache_utils import Cache, DynamicLayer, EncoderDecoderCache
+
+from ..attention import MAX_GROUPS, PADDING, Pattern, SequenceStore
+from ..attention.kernels import Kernel
+
+#: Cached tokens from which storage by groups pays, for each slab that a query reads (measured on CPU).
+GROUPED_TOKENS_PER_SLAB = 2048
+
+#: More sets of groups than this would leave the slabs too small.
+MAX_SLABS = 64
 
 
 def find_cache(values: tuple[Any, ...]) -> Cache | None:
@@ -62,6 +77,93 @@ def append_memberships(layer: Any, new: Tensor, owner: object) -> Tensor:
     return layer.group_memberships
 
 
+def follows(layer: Any, pattern: Pattern, owner: object, batch: int) -> bool:
+    """Whether a layer is stored by the groups of this adapter, so that new tokens can go on from there."""
+    stores: list[SequenceStore] | None = layer.stores
+    return stores is not None and layer.group_owner == owner and len(stores) == batch and stores[0].pattern == pattern
+
+
+def can_store_by_groups(layer: Any, num_groups: int, top_k: int) -> bool:
+    """Whether a layer that holds plain keys should be stored by groups from now on."""
+    if layer.__class__.__mro__[1] is not DynamicLayer or layer.stays_plain or num_groups > MAX_GROUPS:
+        return False
+    slabs = math.comb(num_groups, top_k)
+    read = slabs - math.comb(num_groups - top_k, top_k)  # sets that share a group with the query's
+    return slabs <= MAX_SLABS and tokens_seen(layer) >= GROUPED_TOKENS_PER_SLAB * (1 + read)
+
+
+def store_by_groups(layer: Any, pattern: Pattern, positions: Tensor) -> None:
+    """Sort a plain layer's keys and values into groups, by the memberships it remembers.
+
+    Args:
+        layer: from `cache_layer`, all its tokens attended.
+        pattern: window, sinks, dense start.
+        positions: ``(B, tokens seen)``, ``PADDING`` for padding, which is not stored.
+    """
+    stores = []
+    for row in range(positions.shape[0]):
+        columns = (positions[row] != PADDING).nonzero().squeeze(-1)
+        store = SequenceStore(pattern, layer.group_memberships.shape[-1])
+        store.append(
+            layer.keys[row, :, columns],
+            layer.values[row, :, columns],
+            columns,
+            positions[row, columns],
+            layer.group_memberships[row, columns],
+        )
+        store.settle(slack=0)
+        stores.append(store)
+    layer.start_stores(stores)
+
+
+def attend_stores(
+    layer: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    positions: Tensor,
+    memberships: Tensor,
+    scale: float,
+    sink_logits: Tensor | None,
+    kernel: Kernel,
+) -> Tensor | None:
+    """Attention of new tokens against a layer stored by groups, which takes them in.
+
+    Args:
+        layer: a layer that `follows` this adapter.
+        query: ``(B, H, Q, D)``.
+        key, value: ``(B, H_kv, Q, D)``, of the new tokens only.
+        positions: ``(B, tokens seen + Q)``.
+        memberships: ``(B, Q, K)`` bool.
+        scale, sink_logits: see `focus_attention`.
+        kernel: the backend.
+
+    Returns:
+        ``(B, H, Q, D_v)``; ``None``, and nothing is changed, if the positions do not go on where the store ends
+        (a mask that changed on the way).
+    """
+    seen = tokens_seen(layer)
+    new_positions = positions[:, seen:]
+    rows = [(new_positions[row] != PADDING).nonzero().squeeze(-1) for row in range(query.shape[0])]
+    for row, (store, real) in enumerate(zip(layer.stores, rows, strict=True)):
+        if real.numel() and int(new_positions[row, real[0]]) != store.next_position:
+            return None
+    output = query.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[-1])
+    for row, (store, real) in enumerate(zip(layer.stores, rows, strict=True)):
+        if real.numel() == 0:
+            continue
+        store.append(
+            key[row, :, real], value[row, :, real], real + seen, new_positions[row, real], memberships[row, real]
+        )
+        whole = store.attend(query[row, :, real].transpose(0, 1), scale, kernel)
+        if sink_logits is not None:
+            whole.add_logits(sink_logits)
+        output[row, real] = whole.output.to(output.dtype)
+        store.settle()
+    layer.num_stored += query.shape[2]
+    return output.transpose(1, 2)
+
+
 @functools.cache
 def _with_memberships(layer_class: type) -> type:
     """A subclass of a cache layer's own class that holds memberships and lets them follow its tokens.
@@ -74,24 +176,104 @@ def _with_memberships(layer_class: type) -> type:
         _layer_type = None  # or transformers would take it for the default layer of that type
         group_memberships: Tensor | None = None
         group_owner: object = None
+        #: One for each sequence while the layer is stored by groups; its own tensors are then empty.
+        stores: list[SequenceStore] | None = None
+        num_stored = 0
+        #: Something needed the keys in their order; sorting them anew each time would cost more than it saves.
+        stays_plain = False
+        #: The next `update` is that of a routed call, which reads the stores itself.
+        routed = False
+
+        # -- storage by groups -----------------------------------------------------------------------------------
+
+        def start_stores(self, stores: list[SequenceStore]) -> None:
+            self.num_stored = self.get_seq_length()
+            self.stores, self.group_memberships = stores, None
+            self.__dict__["keys"] = self.__dict__["values"] = None
+
+        def restore(self) -> None:
+            """Back to plain storage, with every token in its column."""
+            if self.stores is None:
+                return
+            restored = [store.restore(self.num_stored) for store in self.stores]
+            self.stores, self.stays_plain = None, True
+            keys, values, self.group_memberships = (torch.stack(x) for x in zip(*restored, strict=True))
+            self.__dict__["keys"], self.__dict__["values"] = keys, values
+
+        @property
+        def keys(self) -> Any:
+            self.restore()
+            return self.__dict__.get("keys")
+
+        @keys.setter
+        def keys(self, tensor: Any) -> None:
+            self.restore()
+            self.__dict__["keys"] = tensor
+
+        @property
+        def values(self) -> Any:
+            self.restore()
+            return self.__dict__.get("values")
+
+        @values.setter
+        def values(self, tensor: Any) -> None:
+            self.restore()
+            self.__dict__["values"] = tensor
+
+        def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+            routed, self.routed = self.routed, False
+            if self.stores is not None and routed:
+                return key_states, value_states
+            return super().update(key_states, value_states, *args, **kwargs)
+
+        def get_seq_length(self) -> int:
+            return super().get_seq_length() if self.stores is None else self.num_stored
+
+        def crop(self, tokens_to_remove: int) -> None:
+            if self.stores is None or tokens_to_remove > 0:
+                super().crop(tokens_to_remove)
+                return
+            self.num_stored += tokens_to_remove
+            for store in self.stores:
+                store.crop(self.num_stored)
+
+        # -- memberships -----------------------------------------------------------------------------------------
 
         def _update_memberships(self, change: Callable[[Tensor], Tensor]) -> None:
             if self.group_memberships is not None:
                 self.group_memberships = change(self.group_memberships)
 
+        def _select_stores(self, rows: list[int]) -> None:
+            assert self.stores is not None
+            repeated = [row in rows[:index] for index, row in enumerate(rows)]
+            self.stores = [
+                self.stores[row].clone() if again else self.stores[row]
+                for row, again in zip(rows, repeated, strict=True)
+            ]
+
         def reset(self) -> None:
+            self.stores, self.stays_plain = None, False
             super().reset()
             self.group_memberships = None
 
         def reorder_cache(self, beam_idx: Tensor) -> None:
+            if self.stores is not None:
+                self._select_stores(beam_idx.tolist())
+                return
             super().reorder_cache(beam_idx)
             self._update_memberships(lambda known: known.index_select(0, beam_idx.to(known.device)))
 
         def batch_repeat_interleave(self, repeats: int) -> None:
+            if self.stores is not None:
+                self._select_stores([row for row in range(len(self.stores)) for _ in range(repeats)])
+                return
             super().batch_repeat_interleave(repeats)
             self._update_memberships(lambda known: known.repeat_interleave(repeats, dim=0))
 
         def batch_select_indices(self, indices: Tensor) -> None:
+            if self.stores is not None:
+                self._select_stores(torch.arange(len(self.stores))[indices.cpu()].tolist())
+                return
             super().batch_select_indices(indices)
             self._update_memberships(lambda known: known[indices.to(known.device)])
 

@@ -34,6 +34,8 @@ class FocusConfig(PeftConfig):
         local_window (`int`): ``w``. A token always attends to the ``w`` tokens before it and to itself. Contexts of
             at most ``w + 1`` tokens run the base model's own attention.
         sink_tokens (`int`): First tokens of a sequence that every later token may attend to (0 is the paper).
+        dense_below (`int`): Tokens at positions below it attend to everything before them, and contexts of at most
+            this many tokens run the base model's own attention.
         group_dim (`int`): ``d_g``, dimension in which tokens are compared with centroids.
         temperature (`float`): ``tau``, divides the scores.
         sinkhorn_iterations (`int`): Rounds of Sinkhorn in training; 5 and fewer collapse in the paper.
@@ -60,6 +62,7 @@ class FocusConfig(PeftConfig):
     top_k: int = field(default=1, metadata={"help": "Groups per token at inference (k)."})
     local_window: int = field(default=128, metadata={"help": "Distance up to which all pairs are attended (w)."})
     sink_tokens: int = field(default=4, metadata={"help": "First tokens that belong to every group."})
+    dense_below: int = field(default=0, metadata={"help": "Positions below it attend to everything before them."})
     group_dim: int = field(default=16, metadata={"help": "Dimension of the centroids (d_g)."})
     temperature: float = field(default=0.1, metadata={"help": "Temperature of the scores (tau)."})
     sinkhorn_iterations: int = field(default=10, metadata={"help": "Rounds of Sinkhorn in training."})
@@ -107,6 +110,7 @@ _MINIMUM = {
     "top_k": 1,
     "local_window": 0,
     "sink_tokens": 0,
+    "dense_below": 0,
     "group_dim": 1,
     "sinkhorn_iterations": 1,
 }

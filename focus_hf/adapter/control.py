@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .interface import BACKENDS
+from ..attention import PATHS, kernel_named
 from .layer import MODES, FocusLayer, focus_layers, warn_if_inactive
 
 _KEEP: Any = object()
@@ -19,7 +19,8 @@ def set_routing(
     *,
     top_k: int | None = None,
     mode: str | None = _KEEP,
-    backend: str | None = None,
+    path: str | None = None,
+    kernel: str | None = None,
     gate_strength: float | None = _KEEP,
 ) -> None:
     """Change how a model with a Focus adapter routes, at any time.
@@ -30,7 +31,9 @@ def set_routing(
             and slower. Saved with the adapter.
         mode: ``"hard"`` (inference), ``"soft"`` (the gated attention of training), ``"local"`` (window and sinks
             only, for comparison), or ``None``: soft while the centroids train, hard otherwise.
-        backend: ``"auto"``, or force ``"grouped"`` (the fast path, where it can run) or ``"masked"``.
+        path: how hard attention is computed: ``"auto"`` (the cheapest), or ``"grouped"``, ``"biased"``, ``"masked"``
+            where it can run. All give the same result.
+        kernel: the attention backend, a name that ``focus-hf info`` lists, or ``"auto"``.
         gate_strength: ``lambda`` of the training gate; ``None`` goes back to the adapter's own.
 
     Raises:
@@ -40,8 +43,9 @@ def set_routing(
     warn_if_inactive(layers)
     if mode is not _KEEP and mode not in MODES:
         raise ValueError(f"mode must be one of {', '.join(str(m) for m in MODES)}, got {mode!r}.")
-    if backend is not None and backend not in BACKENDS:
-        raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}.")
+    if path is not None and path not in PATHS:
+        raise ValueError(f"path must be one of {', '.join(PATHS)}, got {path!r}.")
+    chosen_kernel = None if kernel is None or kernel == "auto" else kernel_named(kernel)
     if gate_strength is not _KEEP and gate_strength is not None and not gate_strength >= 0:
         raise ValueError(f"gate_strength must not be negative, got {gate_strength!r}.")
     if top_k is not None:
@@ -49,8 +53,10 @@ def set_routing(
     for layer in layers:
         if mode is not _KEEP:
             layer.mode = mode
-        if backend is not None:
-            layer.backend = backend
+        if path is not None:
+            layer.path = path
+        if kernel is not None:
+            layer.kernel = chosen_kernel
         if gate_strength is not _KEEP:
             layer.gate_strength = gate_strength
 

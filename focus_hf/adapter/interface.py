@@ -13,18 +13,14 @@ from transformers.masking_utils import causal_mask_function, flash_attention_mas
 
 from ..attention import (
     PADDING,
+    Kernel,
     Pattern,
-    cpu_flash_available,
+    find_kernel,
+    focus_attention,
     gated_attention,
-    grouped_focus_attention,
     masked_attention,
-    masked_focus_attention,
 )
-
-#: Below this many tokens the masked path is as fast as the grouped one.
-GROUPED_MIN_TOKENS = 512
-
-BACKENDS = ("auto", "grouped", "masked")
+from .cache import append_memberships, attend_stores, can_store_by_groups, store_by_groups
 
 
 @dataclass(frozen=True)
@@ -41,16 +37,26 @@ class Routing:
     """What an attention call needs to know about groups.
 
     Args:
-        pattern: window and sinks.
-        memberships: ``(B, tokens seen, K)`` bool, cached tokens included.
-        backend: a name in `BACKENDS`.
+        pattern: window, sinks, dense start.
+        memberships: bool ``(B, tokens seen, K)``, cached tokens included; of the new tokens only if ``in_stores``.
+        top_k: groups per token.
+        path: a name in `focus_hf.attention.PATHS`.
+        kernel: the backend; ``None`` for the best one.
         soft: set in training.
+        cache_layer: where the tokens are cached, if they are.
+        in_stores: the cache layer is stored by groups.
+        owner: the adapter.
     """
 
     pattern: Pattern
     memberships: Tensor
-    backend: str = "auto"
+    top_k: int
+    path: str = "auto"
+    kernel: Kernel | None = None
     soft: SoftGate | None = None
+    cache_layer: Any = None
+    in_stores: bool = False
+    owner: object = None
 
 
 class RoutedConfig:
@@ -114,69 +120,106 @@ def focus_attention_forward(
     if routing is None:
         return _dense(module, query, key, value, attention_mask, scale, dropout, softcap, s_aux, kwargs)
 
-    key, value, memberships, attention_mask = _align(key, value, routing.memberships, attention_mask)
-    dropped = routing.memberships.shape[1] - key.shape[2]
     is_sliding = kwargs.get("sliding_window") is not None
-    positions, extra_mask = read_mask(attention_mask, query, key, dropped=dropped, is_sliding=is_sliding)
     if routing.soft is not None:
-        output = gated_attention(
-            query,
-            key,
-            value,
-            routing.pattern,
-            positions,
-            routing.soft.assignments,
-            scale,
-            gate=routing.soft.name,
-            strength=routing.soft.strength,
-            extra_mask=extra_mask,
-            softcap=softcap,
-            sink_logits=s_aux,
-            dropout=dropout,
-        )
-    elif _use_grouped(routing.backend, query, key, value, extra_mask, dropout, softcap, s_aux):
-        output = grouped_focus_attention(query, key, value, routing.pattern, positions, memberships, scale)
+        output = _soft_attention(routing, query, key, value, attention_mask, scale, softcap, s_aux, dropout)
     else:
-        output = masked_focus_attention(
-            query,
-            key,
-            value,
-            routing.pattern,
-            positions,
-            memberships,
-            scale,
-            extra_mask=extra_mask,
-            softcap=softcap,
-            sink_logits=s_aux,
-            dropout=dropout,
+        output = _hard_attention(
+            routing, query, key, value, attention_mask, scale, softcap, s_aux, dropout, is_sliding=is_sliding
         )
     return output.transpose(1, 2).contiguous(), None
 
 
-def _use_grouped(
-    backend: str,
+def _soft_attention(
+    routing: Routing,
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    extra_mask: Tensor | None,
-    dropout: float,
+    mask: Tensor | None,
+    scale: float,
     softcap: float | None,
     s_aux: Tensor | None,
-) -> bool:
-    """Whether the fast path computes this call; it covers inference over whole sequences on CPU."""
-    if backend == "masked":
-        return False
-    able = (
-        cpu_flash_available(query)
-        and query.shape[2] == key.shape[2]
-        and value.shape[-1] <= query.shape[-1]
-        and extra_mask is None
-        and softcap is None
-        and s_aux is None
-        and dropout == 0.0
-        and not (torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad))
+    dropout: float,
+) -> Tensor:
+    """Training: ``(B, H, T, D)`` each."""
+    assert routing.soft is not None
+    positions, documents, extra_mask = read_mask(mask, query.shape, key.shape[2], query.device)
+    return gated_attention(
+        query,
+        key,
+        value,
+        routing.pattern,
+        positions,
+        routing.soft.assignments,
+        scale,
+        gate=routing.soft.name,
+        strength=routing.soft.strength,
+        documents=documents,
+        extra_mask=extra_mask,
+        softcap=softcap,
+        sink_logits=s_aux,
+        dropout=dropout,
     )
-    return able and (backend == "grouped" or query.shape[2] >= GROUPED_MIN_TOKENS)
+
+
+def _hard_attention(
+    routing: Routing,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    softcap: float | None,
+    s_aux: Tensor | None,
+    dropout: float,
+    *,
+    is_sliding: bool,
+) -> Tensor:
+    """Inference: ``(B, H, Q, D)`` against all keys, or against a cache layer that is stored by groups."""
+    layer, memberships = routing.cache_layer, routing.memberships
+    kernel = find_kernel(query, value) if routing.kernel is None else routing.kernel
+    if kernel is not None and (why := kernel.unsupported(query, value)) is not None:
+        raise ValueError(
+            f"kernel {kernel.name!r} cannot compute this attention: {why}. Choose another one, or 'auto', with "
+            "focus_hf.set_routing(model, kernel=...)."
+        )
+    if routing.in_stores:
+        total = layer.get_seq_length() + key.shape[2]
+        positions, documents, extra_mask = read_mask(mask, query.shape, total, query.device)
+        if extra_mask is None and documents is None and softcap is None and dropout == 0.0 and kernel is not None:
+            output = attend_stores(layer, query, key, value, positions, memberships, scale, s_aux, kernel)
+            if output is not None:
+                return output
+        layer.restore()
+        memberships = append_memberships(layer, memberships, owner=routing.owner)
+        key, value = layer.update(key, value)
+    seen = memberships.shape[1]
+    key, value, memberships, mask = _align(key, value, memberships, mask)
+    dropped = seen - key.shape[2]
+    positions, documents, extra_mask = read_mask(
+        mask, query.shape, key.shape[2], query.device, dropped=dropped, is_sliding=is_sliding
+    )
+    output = focus_attention(
+        query,
+        key,
+        value,
+        routing.pattern,
+        positions,
+        memberships,
+        scale,
+        documents=documents,
+        extra_mask=extra_mask,
+        softcap=softcap,
+        sink_logits=s_aux,
+        dropout=dropout,
+        path=routing.path,
+        kernel=kernel,
+    )
+    plain = extra_mask is None and documents is None and softcap is None and kernel is not None
+    fast = plain and routing.path in ("auto", "grouped") and not output.requires_grad
+    if layer is not None and fast and can_store_by_groups(layer, memberships.shape[-1], routing.top_k):
+        store_by_groups(layer, routing.pattern, positions)
+    return output
 
 
 def _align(
@@ -197,37 +240,52 @@ def _align(
 
 
 def read_mask(
-    mask: Tensor | None, query: Tensor, key: Tensor, *, dropped: int = 0, is_sliding: bool = False
-) -> tuple[Tensor, Tensor | None]:
-    """Turn whatever mask the base model made into positions, plus the mask itself if it says more than that.
+    mask: Tensor | None,
+    query_shape: torch.Size,
+    num_keys: int,
+    device: torch.device,
+    *,
+    dropped: int = 0,
+    is_sliding: bool = False,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Turn whatever mask the base model made into positions and documents, plus the mask itself if it says more.
 
     Args:
         mask: ``None``; ``(B, S)`` with 0 for padding; or ``(B, 1 or H, Q, S)``, bool or additive (0 = attend).
-        query: ``(B, H, Q, D)``; the queries are the last ``Q`` of the ``S`` tokens.
-        key: ``(B, H_kv, S, D)``.
+        query_shape: ``(B, H, Q, D)``; the queries are the last ``Q`` of the ``S`` tokens.
+        num_keys: ``S``.
+        device: of the tensors.
         dropped: older tokens that a sliding cache no longer holds.
         is_sliding: the mask is that of a sliding window.
 
     Returns:
-        Positions ``(B, S)``: a token's rank among the tokens of its sequence, ``PADDING`` for padding; and
-        ``None`` where causality and padding say it all, else the allowed pairs ``(B, 1 or H, Q, S)``.
+        Positions ``(B, S)``: a token's rank among the tokens of its document, ``PADDING`` for padding. Documents
+        ``(B, S)`` where several are packed into a row, else ``None``. And ``None`` where causality, padding and
+        documents say it all, else the allowed pairs ``(B, 1 or H, Q, S)``.
     """
-    batch, num_queries, num_keys = query.shape[0], query.shape[2], key.shape[2]
-    index = torch.arange(num_keys, device=query.device)
+    batch, num_queries = query_shape[0], query_shape[2]
+    index = torch.arange(num_keys, device=device)
     if mask is None:
-        return (index + dropped).expand(batch, num_keys), None
+        return (index + dropped).expand(batch, num_keys), None, None
     if mask.dim() == 2:
-        return _positions(mask.bool(), dropped), None
+        return _positions(mask.bool(), dropped), None, None
     allowed = mask if mask.dtype == torch.bool else mask == 0
     allowed = allowed.expand(batch, -1, -1, -1)
     real = allowed[:, 0, -1]
-    causal = _causal(num_queries, num_keys, query.device)
+    causal = _causal(num_queries, num_keys, device)
     if bool((allowed == (causal & real[:, None, None, :])).all()):
-        return _positions(real, dropped), None
+        return _positions(real, dropped), None, None
     if num_queries == num_keys and not is_sliding:
         # Packed documents: a token's position is the number of tokens it may look back at, itself excluded.
-        return allowed[:, 0].sum(dim=-1) - 1, allowed
-    return _positions(allowed[:, 0].any(dim=1), dropped), allowed
+        positions = allowed[:, 0].sum(dim=-1) - 1
+        documents = allowed[:, 0].int().argmax(dim=-1)  # the first token it may look back at
+        real = positions != PADDING
+        same = (documents[:, :, None] == documents[:, None, :]) & real[:, :, None] & real[:, None, :]
+        ordered = bool((documents.cummax(dim=-1).values == documents)[real].all())
+        if ordered and bool((allowed == (same & causal)[:, None]).all()):
+            return positions, documents, None
+        return positions, None, allowed
+    return _positions(allowed[:, 0].any(dim=1), dropped), None, allowed
 
 
 def _positions(real: Tensor, dropped: int) -> Tensor:

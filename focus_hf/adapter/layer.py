@@ -11,8 +11,8 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 
 from .. import routing
-from ..attention import Pattern
-from .cache import append_memberships, cache_layer, find_cache, tokens_seen
+from ..attention import Kernel, Pattern
+from .cache import append_memberships, cache_layer, find_cache, follows, tokens_seen
 from .config import FocusConfig
 from .interface import RoutedConfig, Routing, SoftGate
 
@@ -46,7 +46,8 @@ class FocusLayer(nn.Module, BaseTunerLayer):
         self.focus_balance = nn.ParameterDict()
         self.configs: dict[str, FocusConfig] = {}
         self.mode: str | None = None
-        self.backend = "auto"
+        self.path = "auto"
+        self.kernel: Kernel | None = None
         self.gate_strength: float | None = None
         self.observer: Callable[[FocusLayer, Tensor, Tensor], None] | None = None
         self._checked: set[str] = set()
@@ -178,37 +179,62 @@ class FocusLayer(nn.Module, BaseTunerLayer):
     def _route(self, adapter_name: str, hidden_states: Tensor, cache: Any, mask: Any) -> Routing | None:
         """The routing of this call, or ``None`` where all pairs are local and the base model's attention is it."""
         config = self.configs[adapter_name]
-        pattern = Pattern(config.local_window, config.sink_tokens)
+        pattern = Pattern(config.local_window, config.sink_tokens, config.dense_below)
         layer = None if cache is None else cache_layer(cache, self.get_base_layer().layer_idx)
         total = hidden_states.shape[1] + (0 if layer is None else tokens_seen(layer))
-        all_local = total <= config.local_window + 1
-        if all_local and layer is None and self.observer is None:
-            return None
+        all_attended = total <= pattern.dense_length
         if self._is_soft(adapter_name):
             if total > hidden_states.shape[1]:
                 raise ValueError(
                     "Soft routing looks at whole sequences and cannot continue a cache. Generate in hard mode: "
                     'focus_hf.set_routing(model, mode="hard").'
                 )
-            return None if all_local else self._soft_routing(adapter_name, hidden_states, pattern, mask)
-        return self._hard_routing(adapter_name, hidden_states, pattern, layer, all_local)
+            return None if all_attended else self._soft_routing(adapter_name, hidden_states, pattern, mask)
+        # More than half of all groups each: any two tokens share one.
+        all_attended = all_attended or (
+            self.mode != "local" and layer is None and 2 * config.top_k > config.num_groups
+        )
+        if all_attended and layer is None and self.observer is None:
+            return None
+        return self._hard_routing(adapter_name, hidden_states, pattern, layer, all_attended)
 
     @torch.no_grad()
     def _hard_routing(
-        self, adapter_name: str, hidden_states: Tensor, pattern: Pattern, layer: Any, all_local: bool
+        self, adapter_name: str, hidden_states: Tensor, pattern: Pattern, layer: Any, all_attended: bool
     ) -> Routing | None:
         config = self.configs[adapter_name]
         scores = self(hidden_states, adapter_name)
         memberships = routing.hard_memberships(scores, self.focus_balance[adapter_name].float(), config.top_k)
-        backend = self.backend
         if self.mode == "local":
             memberships = torch.zeros_like(memberships)
-            backend = "masked"  # the grouped path wants every token in some group
         if self.observer is not None:
             self.observer(self, scores, memberships)
-        if layer is not None:
+        in_stores = layer is not None and follows(layer, pattern, adapter_name, memberships.shape[0])
+        if in_stores and all_attended:
+            layer.restore()
+            in_stores = False
+        if layer is not None and not in_stores:
             memberships = append_memberships(layer, memberships, owner=adapter_name)
-        return None if all_local else Routing(pattern, memberships, backend)
+            if 2 * config.top_k > config.num_groups:  # earlier tokens may have had fewer
+                all_attended = all_attended or 2 * int(memberships.sum(dim=-1).min()) > config.num_groups
+        if all_attended:
+            return None
+        if in_stores:
+            layer.routed = True
+        return Routing(
+            pattern,
+            memberships,
+            config.top_k,
+            self.path,
+            self.kernel,
+            cache_layer=None if self._shares_keys() else layer,
+            in_stores=in_stores,
+            owner=adapter_name,
+        )
+
+    def _shares_keys(self) -> bool:
+        """Whether later layers read this layer's keys, as in Gemma 3n: they must then stay in their order."""
+        return bool(getattr(self.get_base_layer().config, "num_kv_shared_layers", 0))
 
     def _soft_routing(self, adapter_name: str, hidden_states: Tensor, pattern: Pattern, mask: Any) -> Routing:
         config = self.configs[adapter_name]
@@ -224,7 +250,8 @@ class FocusLayer(nn.Module, BaseTunerLayer):
             hard = routing.hard_memberships(scores.detach(), balance.detach().float(), config.top_k)
             assignments = routing.straight_through(hard, assignments)
         strength = config.gate_strength if self.gate_strength is None else self.gate_strength
-        return Routing(pattern, assignments.detach() > 0, soft=SoftGate(assignments, config.gate, strength))
+        soft = SoftGate(assignments, config.gate, strength)
+        return Routing(pattern, assignments.detach() > 0, config.top_k, soft=soft)
 
     @staticmethod
     def _update_balance(balance: Tensor, potentials: Tensor) -> None:

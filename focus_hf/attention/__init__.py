@@ -1,20 +1,36 @@
-"""Focus attention in pure torch: its definition, a plain masked path, the fast grouped path, soft gates."""
+"""Focus attention in pure torch: its definition, exact paths to compute it, soft gates for training."""
 
+from .biased import biased_focus_attention
+from .decode import MAX_GROUPS, SequenceStore
 from .gated import GATES, gated_attention
 from .grouped import grouped_focus_attention
+from .kernels import KERNELS, Kernel, choose_kernel, find_kernel, kernel_named
 from .mask import PADDING, Pattern, attended_pairs, count_pairs, share_a_group
 from .masked import masked_attention, masked_focus_attention
 from .merge import Accumulator, merge
+from .paths import PATHS, focus_attention
+from .plan import make_plan
 
 __all__ = [
     "GATES",
+    "KERNELS",
+    "MAX_GROUPS",
     "PADDING",
+    "PATHS",
     "Accumulator",
+    "Kernel",
     "Pattern",
+    "SequenceStore",
     "attended_pairs",
+    "biased_focus_attention",
+    "choose_kernel",
     "count_pairs",
+    "find_kernel",
+    "focus_attention",
     "gated_attention",
     "grouped_focus_attention",
+    "kernel_named",
+    "make_plan",
     "masked_attention",
     "masked_focus_attention",
     "merge",

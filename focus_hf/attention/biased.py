@@ -20,6 +20,7 @@ from .rows import take
 #: Queries that share one bias tensor, ``4 * BIAS_QUERIES * S`` bytes. The kernel is fastest from 768 queries on.
 BIAS_QUERIES = 1024
 
+
 def biased_focus_attention(
     query: Tensor,
     key: Tensor,

@@ -1,8 +1,8 @@
 """Keys and values of a cached sequence, stored by groups, so that a new token reads only what it attends to.
 
 A token enters among the *recent* ones. Once it is out of every later query's window it moves to the *slab* of its
-set of groups, one contiguous and growing piece of memory per set; sinks have a slab of their own. A query reads the
-slabs whose groups it shares and the recent tokens. Each token is stored once, and none is met twice.
+set of groups, one contiguous and growing piece of memory per set; sinks stay where they are. A query reads the slabs
+whose groups it shares and the recent tokens. Each token is stored once, and none is met twice.
 """
 
 from __future__ import annotations
@@ -34,13 +34,12 @@ MAX_GROUPS = 62
 
 def pack_groups(memberships: Tensor) -> Tensor:
     """bool ``(..., K)`` to int64 codes ``(...)``, one bit per group."""
-    weights = 2 ** torch.arange(memberships.shape[-1], device=memberships.device)
-    return (memberships * weights).sum(dim=-1)
+    return (memberships.long() << torch.arange(memberships.shape[-1], device=memberships.device)).sum(dim=-1)
 
 
 def unpack_groups(codes: Tensor, num_groups: int) -> Tensor:
     """Codes ``(...)`` to bool ``(..., K)``; a sink is in every group."""
-    return (codes[..., None] & 2 ** torch.arange(num_groups, device=codes.device)) > 0
+    return (codes[..., None] >> torch.arange(num_groups, device=codes.device)) & 1 > 0
 
 
 class TokenList:
@@ -123,7 +122,9 @@ class SequenceStore:
             positions: ``(n,)``, their ranks in the sequence, which count on from the last token.
             memberships: bool ``(n, K)``.
         """
-        codes = pack_groups(memberships).masked_fill(positions < self.pattern.sink_tokens, SINK)
+        codes = pack_groups(memberships)
+        if self.next_position < self.pattern.sink_tokens:
+            codes = codes.masked_fill(positions < self.pattern.sink_tokens, SINK)
         facts = torch.stack([columns, positions, codes], dim=1)
         if self.recent is None:
             self.recent = TokenList(keys, values, facts)
@@ -131,12 +132,19 @@ class SequenceStore:
             self.recent.append(keys, values, facts)
         self.next_position += facts.shape[0]
 
-    def settle(self, slack: int = SLACK) -> None:
-        """Move tokens that no later query has in its window to their slabs, if more than ``slack`` have gathered."""
-        if self.recent is None or self.recent.length <= self.pattern.local_window + slack:
+    def settle(self, slack: int | None = None) -> None:
+        """Move tokens that no later query has in its window to their slabs, if more than ``slack`` have gathered.
+
+        ``None`` stands for `SLACK`.
+        """
+        slack = SLACK if slack is None else slack
+        if self.recent is None:
             return
-        leaving = self.recent.length - self.pattern.local_window
-        keys, values, facts = self.recent.part(slice(0, leaving))
+        stop = self.recent.length - self.pattern.local_window
+        start = min(self.pattern.sink_tokens, self.next_position)
+        if stop - start <= slack:
+            return
+        keys, values, facts = self.recent.part(slice(start, stop))
         for code in facts[:, 2].unique().tolist():
             index = (facts[:, 2] == code).nonzero().squeeze(-1)
             tokens = keys.index_select(1, index), values.index_select(1, index), facts[index]
@@ -144,31 +152,45 @@ class SequenceStore:
                 self.slabs[code].append(*tokens)
             else:
                 self.slabs[code] = TokenList(*tokens)
-        self.recent = TokenList(*(x.clone() for x in self.recent.part(slice(leaving, None))))
+        sinks, others = self.recent.part(slice(0, start)), self.recent.part(slice(stop, None))
+        self.recent = TokenList(
+            *(torch.cat(pair, dim) for pair, dim in zip(zip(sinks, others, strict=True), (1, 1, 0), strict=True))
+        )
 
     def attend(self, query: Tensor, scale: float, kernel: Kernel) -> Accumulator:
         """Attention of the last ``Q`` tokens, which have been appended and not settled: ``(Q, H, D)``."""
         assert self.recent is not None
         num_queries = query.shape[0]
+        if num_queries == 1:
+            return self._attend_one(query, scale, kernel)
         whole = self._attend_recent(query, scale, kernel)
         facts = self.recent.facts[-num_queries:]
         positions, codes = facts[:, 1], facts[:, 2]
         for code, slab in self.slabs.items():
-            wants = (codes & code != 0) | (codes == SINK) if code != SINK else torch.ones_like(codes, dtype=torch.bool)
-            if self.pattern.dense_below:
-                wants |= positions < self.pattern.dense_below
-            index: Tensor | slice = slice(0, num_queries)
-            if num_queries == 1:
-                if not bool(wants):
-                    continue
-            else:
-                index = wants.nonzero().squeeze(-1)
-                if index.numel() == 0:
-                    continue
-            q = query[index]
-            rows = Rows.single(q.shape[0], slab.length, query.device)
-            k, v = slab.keys.transpose(0, 1), slab.values.transpose(0, 1)
-            whole.add(index, *kernel.forward(q, k, v, Call(rows, scale, causal=False)))
+            index = ((codes & code != 0) | (positions < self.pattern.dense_below)).nonzero().squeeze(-1)
+            if index.numel():
+                whole.add(index, *_attend_all(query[index], slab, scale, kernel))
+        return whole
+
+    def _attend_one(self, query: Tensor, scale: float, kernel: Kernel) -> Accumulator:
+        """`attend` for one token, where the time goes into the number of operations."""
+        assert self.recent is not None
+        facts = self.recent.facts
+        code, position = int(facts[-1, 2]), self.next_position - 1
+        everything = position < self.pattern.dense_below
+        exclude = None
+        if not everything and facts.shape[0] > self.pattern.local_window + 1:
+            out_of_window = facts[:, 1] < position - self.pattern.local_window
+            excluded = out_of_window & (facts[:, 2] & code == 0)
+            if code == 0:  # a sink shares a bit with every other code
+                excluded &= facts[:, 2] != SINK
+            exclude = excluded.new_ones(1, 1), excluded[:, None]
+        parts = [_attend_all(query, self.recent, scale, kernel, exclude)]
+        for groups, slab in self.slabs.items():
+            if everything or groups & code:
+                parts.append(_attend_all(query, slab, scale, kernel))
+        whole = Accumulator(1, query.shape[1], self.recent.values.shape[-1], query, every_query=True)
+        whole.put_parts(parts)
         return whole
 
     def _attend_recent(self, query: Tensor, scale: float, kernel: Kernel) -> Accumulator:
@@ -207,20 +229,38 @@ class SequenceStore:
         keys, values, facts = (
             torch.cat(parts, dim=dim) for parts, dim in zip(zip(*returning, strict=True), (1, 1, 0), strict=True)
         )
-        order = facts[:, 1].argsort()
+        order = facts[:, 1].argsort()  # sinks first: they were among the recent ones all along
         self.recent = TokenList(keys[:, order], values[:, order], facts[order])
         self.slabs = {code: slab for code, slab in self.slabs.items() if slab.length}
 
-    def restore(self, keys: Tensor, values: Tensor, memberships: Tensor) -> None:
-        """Write every token to its column: ``(H_kv, S, D)``, ``(H_kv, S, D_v)``, bool ``(S, K)``."""
-        for tokens in [*self.slabs.values(), *([] if self.recent is None else [self.recent])]:
+    def restore(self, num_columns: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Every token in its column: keys ``(H_kv, S, D)``, values ``(H_kv, S, D_v)``, memberships bool ``(S, K)``.
+
+        Columns without a token are padding; their memberships are as for any unknown token: all groups.
+        """
+        assert self.recent is not None
+        keys, values = (
+            x.new_zeros(x.shape[0], num_columns, x.shape[2]) for x in (self.recent.keys, self.recent.values)
+        )
+        memberships = torch.ones(num_columns, self.num_groups, dtype=torch.bool, device=keys.device)
+        for tokens in (*self.slabs.values(), self.recent):
             columns = tokens.facts[:, 0]
             keys[:, columns], values[:, columns] = tokens.keys, tokens.values
             memberships[columns] = unpack_groups(tokens.facts[:, 2], self.num_groups)
+        return keys, values, memberships
 
     def clone(self) -> SequenceStore:
         """A copy that shares no memory."""
         return copy.deepcopy(self)
+
+
+def _attend_all(
+    query: Tensor, tokens: TokenList, scale: float, kernel: Kernel, exclude: tuple[Tensor, Tensor] | None = None
+) -> tuple[Tensor, Tensor]:
+    """Every query with every token, some of them excluded."""
+    rows = Rows.single(query.shape[0], tokens.length, query.device)
+    keys, values = tokens.keys.transpose(0, 1), tokens.values.transpose(0, 1)
+    return kernel.forward(query, keys, values, Call(rows, scale, exclude=exclude, causal=False))
 
 
 def _masked_with_lse(query: Tensor, key: Tensor, value: Tensor, pairs: Tensor, scale: float) -> tuple[Tensor, Tensor]:

@@ -40,6 +40,7 @@ def gated_attention(
     *,
     gate: str,
     strength: float,
+    documents: Tensor | None = None,
     extra_mask: Tensor | None = None,
     softcap: float | None = None,
     sink_logits: Tensor | None = None,
@@ -66,7 +67,7 @@ def gated_attention(
         scale: factor on ``q . k``.
         gate: a name in `GATES`.
         strength: ``lambda``, non-negative.
-        extra_mask: bool ``(B, 1 or H, T, T)``, see `masked_focus_attention`.
+        documents, extra_mask: see `masked_focus_attention`.
         softcap, sink_logits, dropout: see `masked_attention`.
 
     Returns:
@@ -74,6 +75,8 @@ def gated_attention(
     """
     i, j = positions[:, :, None], positions[:, None, :]
     allowed = ((j <= i) & (j != PADDING) & (i != PADDING))[:, None]
+    if documents is not None:
+        allowed = allowed & (documents[:, :, None] == documents[:, None, :])[:, None]
     if extra_mask is not None:
         allowed = allowed & extra_mask
     distant = (i - j > pattern.local_window) & (j >= pattern.sink_tokens)

@@ -123,7 +123,7 @@ class _GroupedAttention(torch.autograd.Function):
         return output
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, sink_logits, output, lse = ctx.saved_tensors
         kernel: Kernel = ctx.kernel
         dtype = torch.promote_types(query.dtype, torch.float32)
@@ -134,7 +134,10 @@ class _GroupedAttention(torch.autograd.Function):
             if part.repeated is not None:  # a logsumexp of infinity: these pairs weigh nothing
                 log = log.masked_fill(part.repeated[:, None], float("inf"))
             for total, index, gradient in zip(
-                (dq, dk, dv), (part.queries, part.keys, part.keys), kernel.backward(g, q, k, v, o, log, call), strict=True
+                (dq, dk, dv),
+                (part.queries, part.keys, part.keys),
+                kernel.backward(g, q, k, v, o, log, call),
+                strict=True,
             ):
                 _add_at(total, index, gradient.to(dtype))
         d_logits = None

@@ -78,6 +78,7 @@ def masked_focus_attention(
     memberships: Tensor,
     scale: float,
     *,
+    documents: Tensor | None = None,
     extra_mask: Tensor | None = None,
     softcap: float | None = None,
     sink_logits: Tensor | None = None,
@@ -96,8 +97,9 @@ def masked_focus_attention(
         positions: ``(B, S)`` integers, ``PADDING`` for padding.
         memberships: ``(B, S, K)`` bool.
         scale: factor on ``q . k``.
+        documents: ``(B, S)`` integers, which of several documents packed into a row; ``None`` for one each.
         extra_mask: bool ``(B, 1 or H, Q, S)``, pairs that the model itself allows, for anything beyond
-            causality and padding (packed documents, a sliding window).
+            causality, padding and documents (a sliding window).
         softcap, sink_logits, dropout: see `masked_attention`.
 
     Returns:
@@ -110,7 +112,15 @@ def masked_focus_attention(
     for start in range(0, num_queries, chunk):
         stop = min(start + chunk, num_queries)
         rows = slice(first + start, first + stop)
-        mask = attended_pairs(pattern, positions[:, rows], positions, memberships[:, rows], memberships)[:, None]
+        mask = attended_pairs(
+            pattern,
+            positions[:, rows],
+            positions,
+            memberships[:, rows],
+            memberships,
+            None if documents is None else documents[:, rows],
+            documents,
+        )[:, None]
         if extra_mask is not None:
             mask = mask & extra_mask[:, :, start:stop]
         block = query[:, :, start:stop]

@@ -57,6 +57,21 @@ class Accumulator:
         if not isinstance(index, slice):
             self.put(index, current, current_lse)
 
+    def put_parts(self, parts: list[tuple[Tensor, Tensor]]) -> None:
+        """All parts of all queries at once."""
+        if len(parts) == 1:
+            return self.put(slice(0, None), *parts[0])
+        if len(parts) == 2:
+            self.output, self.lse = merge(*parts[0], *parts[1])
+            return None
+        outputs, lses = (torch.stack(tensors) for tensors in zip(*parts, strict=True))
+        largest = lses.amax(dim=0)
+        weights = (lses - largest).exp_()
+        total = weights.sum(dim=0)
+        self.output = (outputs * weights[..., None]).sum(dim=0) / total[..., None]
+        self.lse = largest + total.log()
+        return None
+
     def add_logits(self, logits: Tensor) -> None:
         """A key of value zero with the score ``logits (H,)``, for every query that has keys."""
         logits = logits.to(self.lse.dtype)

@@ -113,9 +113,11 @@ def sequences(
             yield row, slice(0, num_keys), slice(0, num_queries)
             continue
         tokens = real.nonzero().squeeze(-1)
-        counts = [tokens.shape[0]] if documents is None else documents[row, tokens].unique_consecutive(
-            return_counts=True
-        )[1].tolist()
+        counts = (
+            [tokens.shape[0]]
+            if documents is None
+            else documents[row, tokens].unique_consecutive(return_counts=True)[1].tolist()
+        )
         for document in tokens.split(counts):
             queries = document[document >= first_query] - first_query
             if queries.numel():

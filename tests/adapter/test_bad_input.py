@@ -214,8 +214,8 @@ def test_set_routing():
             focus_hf.set_routing(model, top_k=top_k)
     with pytest.raises(ValueError, match="mode must be one of None, soft, hard, local, got 'dense'"):
         focus_hf.set_routing(model, mode="dense")
-    with pytest.raises(ValueError, match="backend must be one of auto, grouped, masked, got 'flash'"):
-        focus_hf.set_routing(model, backend="flash")
+    with pytest.raises(ValueError, match="path must be one of auto, grouped, biased, masked, got 'flash'"):
+        focus_hf.set_routing(model, path="flash")
     with pytest.raises(ValueError, match="gate_strength must not be negative"):
         focus_hf.set_routing(model, gate_strength=-1)
     with model.disable_adapter(), pytest.warns(UserWarning, match="not active"):

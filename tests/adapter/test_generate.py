@@ -9,9 +9,21 @@ import torch
 from transformers import DynamicCache, StaticCache
 
 import focus_hf
+from focus_hf.adapter import cache
+from focus_hf.attention import decode
 from tests.families import FAMILIES, WINDOW, base_model, focus_model, logits, token_ids
 
 families = pytest.mark.parametrize("family", FAMILIES)
+
+
+@pytest.fixture(autouse=True, params=["plain", "by groups"])
+def storage(request, monkeypatch):
+    """Everything holds for caches in plain storage, and stored by groups as soon as there is something to gain."""
+    if request.param == "by groups":
+        monkeypatch.setattr(cache, "GROUPED_TOKENS_PER_SLAB", 0)
+        monkeypatch.setattr(decode, "SLACK", 3)
+    return request.param
+
 CLOSE = {"rtol": 1e-3, "atol": 2e-4}
 
 
@@ -177,6 +189,44 @@ def test_reordered_repeated_selected_and_copied_cache(family):
     rows = torch.tensor([2, 1])
     cache.batch_select_indices(rows)
     torch.testing.assert_close(continued(cache, rows), whole[rows], **CLOSE)
+
+
+def stored_by_groups(layer):
+    return getattr(layer, "stores", None) is not None
+
+
+@families
+def test_long_caches_are_stored_by_groups(family, storage):
+    """And they go back to plain storage, unharmed, when the base model's own attention continues them."""
+    model, ids = focus_model(family), token_ids(length=48)
+    past = DynamicCache(config=model.config)
+    for chunk in ids[:, :40].split([20, 1, 19], dim=1):
+        logits(model, chunk, past_key_values=past, use_cache=True)
+    stored = [stored_by_groups(layer) for layer in past.layers if hasattr(layer, "group_memberships")]
+    assert any(stored) == (storage == "by groups" and family != "gemma2")  # not with soft-capped scores
+    if storage == "plain":
+        return
+    seen = past.get_seq_length()
+    copied = copy.deepcopy(past)
+    with model.disable_adapter():
+        logits(model, ids[:, 40:41], past_key_values=past, use_cache=True)
+    assert past.get_seq_length() == seen + 1
+    assert not any(stored_by_groups(layer) for layer in past.layers)
+    rest = logits(model, ids[:, 40:], past_key_values=copied, use_cache=True)
+    torch.testing.assert_close(rest, logits(model, ids, use_cache=False)[:, 40:], **CLOSE)
+
+
+def test_keys_come_back_in_their_order(storage):
+    model, ids = focus_model("llama"), token_ids(length=48)
+    mask = torch.ones_like(ids)
+    mask[0, :7] = 0
+    past, base_past = DynamicCache(config=model.config), DynamicCache(config=model.config)
+    logits(model, ids, attention_mask=mask, past_key_values=past, use_cache=True)
+    with model.disable_adapter():
+        logits(model, ids, attention_mask=mask, past_key_values=base_past, use_cache=True)
+    real = mask.bool()[:, None, :, None]  # the first layer's keys do not depend on the adapter
+    assert torch.equal(past.layers[0].keys * real, base_past.layers[0].keys * real)
+    assert torch.equal(past.layers[0].values * real, base_past.layers[0].values * real)
 
 
 def test_tokens_cached_without_the_adapter_are_attended_by_all():

@@ -11,7 +11,7 @@ from safetensors import safe_open
 
 import focus_hf
 from focus_hf.adapter import focus_layers, observe_routing
-from focus_hf.attention import Pattern, masked_focus_attention
+from focus_hf.attention import PATHS, Pattern, masked_focus_attention
 from focus_hf.train import calibrate
 from tests.families import (
     FAMILIES,
@@ -48,8 +48,7 @@ def test_short_contexts_are_bit_identical_to_the_base_model(family, length, monk
     def must_not_be_called(*args, **kwargs):
         raise AssertionError("a short context left the base model's own attention")
 
-    for path in ("masked_focus_attention", "grouped_focus_attention"):
-        monkeypatch.setattr(interface, path, must_not_be_called)
+    monkeypatch.setattr(interface, "focus_attention", must_not_be_called)
     ids = token_ids(length=length)
     model = focus_model(family)
     assert torch.equal(logits(model, ids), logits(base_model(family), ids))
@@ -83,14 +82,15 @@ def test_disabled_deleted_and_unloaded_adapters_leave_the_base_model(family, sid
 @families
 @pytest.mark.parametrize("top_k", [1, 2])
 @pytest.mark.parametrize("side", ["none", "left", "right"])
-def test_grouped_and_masked_paths_agree(family, top_k, side):
+def test_all_paths_agree(family, top_k, side):
     model, ids, mask = focus_model(family, top_k=top_k), token_ids(), padding_mask(side, 2, 48)
     results = {}
-    for backend in ("grouped", "masked"):
-        focus_hf.set_routing(model, backend=backend)
-        results[backend] = logits(model, ids, attention_mask=mask) * mask[..., None]
+    for path in PATHS:
+        focus_hf.set_routing(model, path=path)
+        results[path] = logits(model, ids, attention_mask=mask) * mask[..., None]
     scale = results["masked"].abs().max()
-    assert (results["grouped"] - results["masked"]).abs().max() <= 1e-5 * scale
+    for path in PATHS:
+        assert (results[path] - results["masked"]).abs().max() <= 1e-5 * scale
 
 
 @families
@@ -99,22 +99,19 @@ def test_an_attention_layer_equals_the_float64_reference(family, monkeypatch):
     from focus_hf.adapter import interface
 
     calls = []
-    original = interface.grouped_focus_attention
+    original = interface.focus_attention
 
-    def spy(query, key, value, pattern, positions, memberships, scale):
-        output = original(query, key, value, pattern, positions, memberships, scale)
+    def spy(query, key, value, pattern, positions, memberships, scale, *, softcap, **options):
+        output = original(query, key, value, pattern, positions, memberships, scale, softcap=softcap, **options)
         arguments = (query.double(), key.double(), value.double(), pattern, positions, memberships, scale)
-        calls.append((output, masked_focus_attention(*arguments)))
+        calls.append((output, masked_focus_attention(*arguments, softcap=softcap)))
         assert pattern == Pattern(WINDOW, SINKS)
         return output
 
-    monkeypatch.setattr(interface, "grouped_focus_attention", spy)
+    monkeypatch.setattr(interface, "focus_attention", spy)
     model = focus_model(family, top_k=2)
-    focus_hf.set_routing(model, backend="grouped")
+    focus_hf.set_routing(model, path="grouped")
     logits(model, token_ids())
-    if family == "gemma2":  # soft-capped scores cannot go through the flash kernel
-        assert not calls
-        return
     assert len(calls) == len(focus_layers(model))
     for output, expected in calls:
         assert (output - expected).abs().max() <= 1e-5 * expected.abs().max()
@@ -153,10 +150,10 @@ def test_half_precision(family, dtype):
 
 
 @families
-@pytest.mark.parametrize("backend", ["grouped", "masked"])
-def test_later_tokens_do_not_change_earlier_logits(family, backend):
+@pytest.mark.parametrize("path", ["grouped", "biased", "masked"])
+def test_later_tokens_do_not_change_earlier_logits(family, path):
     model = focus_model(family)
-    focus_hf.set_routing(model, backend=backend)
+    focus_hf.set_routing(model, path=path)
     ids = token_ids(batch=1)
     changed = ids.clone()
     changed[:, 30:] = token_ids(batch=1, seed=9)[:, 30:]

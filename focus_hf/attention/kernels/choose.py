@@ -25,16 +25,24 @@ def kernel_named(name: str) -> Kernel:
     raise ValueError(f"kernel must be 'auto' or one of {', '.join(k.name for k in KERNELS)}, got {name!r}.")
 
 
+def find_kernel(query: Tensor, value: Tensor) -> Kernel | None:
+    """The best backend for tensors like these (``(..., D)`` and ``(..., D_v)``), or ``None``."""
+    for kernel in KERNELS:
+        if kernel.missing() is None and kernel.unsupported(query, value) is None:
+            return kernel
+    return None
+
+
 def choose_kernel(query: Tensor, value: Tensor) -> Kernel:
-    """The best backend for tensors like these (``(..., D)`` and ``(..., D_v)``).
+    """`find_kernel`, or an error.
 
     Raises:
-        ValueError: none can run; says why for each.
+        ValueError: no backend can run; says why for each.
     """
-    reasons = []
-    for kernel in KERNELS:
-        why = kernel.missing() or kernel.unsupported(query, value)
-        if why is None:
-            return kernel
-        reasons.append(f"{kernel.name}: {why}")
-    raise ValueError(f"No attention kernel can run on {query.dtype} tensors on {query.device} ({'; '.join(reasons)}).")
+    kernel = find_kernel(query, value)
+    if kernel is None:
+        reasons = [f"{k.name}: {k.missing() or k.unsupported(query, value)}" for k in KERNELS]
+        raise ValueError(
+            f"No attention kernel can run on {query.dtype} tensors on {query.device} ({'; '.join(reasons)})."
+        )
+    return kernel
