@@ -24,6 +24,7 @@ def storage(request, monkeypatch):
         monkeypatch.setattr(decode, "SLACK", 3)
     return request.param
 
+
 CLOSE = {"rtol": 1e-3, "atol": 2e-4}
 
 

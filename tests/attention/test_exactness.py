@@ -10,15 +10,23 @@ from torch.nn import functional as F
 
 from focus_hf.attention import (
     PADDING,
+    PATHS,
     Pattern,
+    SequenceStore,
     attended_pairs,
+    biased_focus_attention,
     count_pairs,
-    flash_attention,
+    decode,
+    focus_attention,
+    grouped,
     grouped_focus_attention,
+    kernel_named,
+    make_plan,
     masked_attention,
     masked_focus_attention,
     merge,
 )
+from focus_hf.attention.kernels import cpu_flash
 
 
 def definition_in_loops(pattern, positions, memberships):
@@ -63,7 +71,23 @@ def relative_error(output, expected):
     return ((output.double() - expected).abs().max() / expected.abs().max().clamp(min=1e-9)).item()
 
 
-cases = st.fixed_dictionaries(
+def packed(case_positions, generator):
+    """Cut every sequence into documents; positions count anew in each."""
+    batch, length = case_positions.shape
+    documents = (torch.rand(batch, length, generator=generator) < 0.05).cumsum(-1)
+    positions = torch.full((batch, length), PADDING)
+    for b in range(batch):
+        ranks = {}
+        for t in range(length):
+            if case_positions[b, t] != PADDING:
+                document = documents[b, t].item()
+                positions[b, t] = ranks.get(document, 0)
+                ranks[document] = positions[b, t].item() + 1
+    return positions, documents
+
+
+#: Everything that may vary in a call, at once.
+calls = st.fixed_dictionaries(
     {
         "seed": st.integers(0, 100_000),
         "batch": st.integers(1, 3),
@@ -71,37 +95,191 @@ cases = st.fixed_dictionaries(
         "repeat": st.integers(1, 3),
         "length": st.integers(1, 150),
         "head_dim": st.sampled_from([4, 8, 24, 64]),
+        "narrow_values": st.booleans(),
         "groups": st.integers(1, 9),
         "window": st.integers(0, 70),
         "sinks": st.integers(0, 9),
+        "dense_below": st.sampled_from([0, 0, 5, 40, 200]),
         "padding": st.sampled_from(["none", "left", "right", "scattered"]),
+        "documents": st.booleans(),
+        "sink_logits": st.booleans(),
+        "token_major": st.booleans(),
+        "some_in_all_groups": st.booleans(),
     }
 )
 
 
-@settings(max_examples=150, deadline=None)
-@given(case=cases, data=st.data())
-def test_grouped_and_masked_equal_the_float64_reference(case, data):
-    top_k = data.draw(st.integers(1, case["groups"]))
-    value_dim = data.draw(st.sampled_from([case["head_dim"], max(1, case["head_dim"] // 2)]))
-    tensors = random_case(
+def make_call(case, data):
+    """Tensors of a call, in float32: the arguments of a path, its options, and the mask by definition."""
+    generator = torch.Generator().manual_seed(case["seed"])
+    length, head_dim = case["length"], case["head_dim"]
+    query, key, value, positions, memberships = random_case(
         case["seed"],
         batch=case["batch"],
         heads=case["kv_heads"] * case["repeat"],
         kv_heads=case["kv_heads"],
-        length=case["length"],
-        head_dim=case["head_dim"],
-        value_dim=value_dim,
+        length=length,
+        head_dim=head_dim,
+        value_dim=max(1, head_dim // 2) if case["narrow_values"] else head_dim,
         groups=case["groups"],
-        top_k=top_k,
+        top_k=data.draw(st.integers(1, case["groups"])),
         padding=case["padding"],
     )
-    query, key, value, positions, memberships = tensors
-    pattern = Pattern(case["window"], case["sinks"])
-    scale = case["head_dim"] ** -0.5
-    expected = reference(query, key, value, pattern, positions, memberships, scale)
-    for path in (grouped_focus_attention, masked_focus_attention):
-        assert relative_error(path(query, key, value, pattern, positions, memberships, scale), expected) <= 1e-5
+    if case["some_in_all_groups"]:
+        memberships |= torch.rand(*memberships.shape[:2], 1, generator=generator) < 0.1
+    documents = None
+    if case["documents"]:
+        positions, documents = packed(positions, generator)
+    if case["token_major"]:  # as transformers passes them
+        query, key, value = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (query, key, value))
+    chunk = data.draw(st.integers(1, length))  # the queries are the last of the tokens
+    query = query[:, :, length - chunk :]
+    logits = torch.randn(query.shape[1], generator=generator) if case["sink_logits"] else None
+    pattern = Pattern(case["window"], case["sinks"], case["dense_below"])
+    new = slice(length - chunk, None)
+    mask = attended_pairs(
+        pattern,
+        positions[:, new],
+        positions,
+        memberships[:, new],
+        memberships,
+        None if documents is None else documents[:, new],
+        documents,
+    )[:, None]
+    arguments = (query, key, value, pattern, positions, memberships, head_dim**-0.5)
+    return arguments, {"documents": documents, "sink_logits": logits}, mask
+
+
+def expected_of(arguments, options, mask):
+    query, key, value, *_, scale = arguments
+    logits = options["sink_logits"]
+    logits = None if logits is None else logits.double()
+    return masked_attention(query.double(), key.double(), value.double(), mask, scale, sink_logits=logits)
+
+
+@settings(max_examples=150, deadline=None)
+@given(case=calls, data=st.data())
+def test_every_path_equals_the_float64_reference(case, data):
+    arguments, options, mask = make_call(case, data)
+    expected = expected_of(arguments, options, mask)
+    for path in PATHS:
+        assert relative_error(focus_attention(*arguments, path=path, **options), expected) <= 1e-5, path
+    assert relative_error(grouped_focus_attention(*arguments, **options), expected) <= 1e-5
+    if options["sink_logits"] is None:
+        output = biased_focus_attention(*arguments, documents=options["documents"])
+        assert relative_error(output, expected) <= 1e-5
+
+
+@settings(max_examples=80, deadline=None)
+@given(case=calls, data=st.data(), window_queries=st.sampled_from([32, 64, 1024]))
+def test_gradients_of_the_grouped_path_equal_those_of_the_reference(case, data, window_queries):
+    arguments, options, mask = make_call(case, data)
+    logits = options["sink_logits"]
+    leaves = [x.double().requires_grad_() for x in arguments[:3]]
+    leaves += [] if logits is None else [logits.double().requires_grad_()]
+    rest, options = arguments[3:], {**options, "sink_logits": leaves[3] if logits is not None else None}
+    expected = masked_attention(*leaves[:3], mask, rest[-1], sink_logits=options["sink_logits"])
+    seed = torch.randn_like(expected)
+    before, grouped.WINDOW_QUERIES = grouped.WINDOW_QUERIES, window_queries
+    try:
+        output = grouped_focus_attention(*leaves[:3], *rest, **options)
+        gradients = torch.autograd.grad(output, leaves, seed)
+    finally:
+        grouped.WINDOW_QUERIES = before
+    for gradient, wanted in zip(gradients, torch.autograd.grad(expected, leaves, seed), strict=True):
+        torch.testing.assert_close(gradient, wanted, rtol=1e-8, atol=1e-9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    length=st.integers(1, 120),
+    groups=st.integers(1, 9),
+    window=st.integers(0, 40),
+    sinks=st.integers(0, 9),
+    dense_below=st.sampled_from([0, 0, 5, 40]),
+    slack=st.sampled_from([0, 3, 20]),
+    plan_queries=st.sampled_from([4, 64]),
+    data=st.data(),
+)
+def test_a_store_attends_like_the_whole_sequence(
+    seed, length, groups, window, sinks, dense_below, slack, plan_queries, data
+):
+    """Tokens and chunks arrive, some are cropped again, and copies go on: always the rows of one full call."""
+    top_k = data.draw(st.integers(1, groups))
+    query, key, value, positions, memberships = random_case(
+        seed,
+        batch=1,
+        heads=4,
+        kv_heads=2,
+        length=length,
+        head_dim=8,
+        value_dim=8,
+        groups=groups,
+        top_k=top_k,
+        padding="none",
+    )
+    query, key, value = query[0].double(), key[0].double(), value[0].double()
+    pattern, scale = Pattern(window, sinks, dense_below), 8**-0.5
+    mask = attended_pairs(pattern, positions, positions, memberships, memberships)
+    expected = masked_attention(query[None], key[None], value[None], mask, scale)[0].transpose(0, 1)
+    store, start, kernel = SequenceStore(pattern, groups), 0, kernel_named("cpu-flash")
+    before, decode.PLAN_QUERIES = decode.PLAN_QUERIES, plan_queries
+    try:
+        while start < length:
+            stop = min(start + data.draw(st.sampled_from([1, 1, 1, 2, 5, 30])), length)
+            new = slice(start, stop)
+            columns = positions[0, new] + 7  # as behind padding
+            store.append(key[:, new], value[:, new], columns, positions[0, new], memberships[0, new])
+            whole = store.attend(query[:, new].transpose(0, 1), scale, kernel)
+            torch.testing.assert_close(whole.output, expected[new], rtol=1e-9, atol=1e-10)
+            store.settle(slack)
+            start = stop
+            if start > 1 and data.draw(st.integers(0, 5)) == 0:
+                start -= data.draw(st.integers(1, min(start - 1, 60)))
+                store.crop(start + 7)
+                store = store.clone()
+    finally:
+        decode.PLAN_QUERIES = before
+    keys, values, groups_of = store.restore(length + 7)
+    assert torch.equal(keys[:, 7:], key) and torch.equal(values[:, 7:], value)
+    assert torch.equal(groups_of[7 + sinks :], memberships[0, sinks:])
+
+
+@settings(max_examples=30, deadline=None)
+@given(case=calls, data=st.data())
+def test_a_plan_computes_every_attended_pair_and_hardly_more(case, data):
+    """What the kernels are given covers the attended pairs; with one group each, only window pairs are repeated."""
+    case = {**case, "documents": False, "padding": "none", "batch": 1}
+    arguments, _, mask = make_call(case, data)
+    query, _, _, pattern, positions, memberships, _ = arguments
+    plan = make_plan(pattern, positions, memberships, query.shape[2])
+    attended = int(mask.sum())
+    assert plan.num_queries == query.shape[2]
+    assert plan.computed_pairs() >= attended
+    if plan.one_group_each:
+        windows = query.shape[2] * (pattern.local_window + 1)
+        sinks = query.shape[2] + pattern.sink_tokens**2 * memberships.shape[-1]
+        assert plan.computed_pairs() <= attended + windows + sinks
+
+
+def test_options_that_need_masks_pass_over_the_fast_paths():
+    query, key, value, positions, memberships = random_case(
+        4, batch=2, heads=4, kv_heads=2, length=60, head_dim=8, value_dim=8, groups=4, top_k=1, padding="left"
+    )
+    pattern = Pattern(9, 2)
+    extra = torch.rand(2, 1, 60, 60) > 0.3
+    extra |= torch.eye(60, dtype=torch.bool)
+    mask = attended_pairs(pattern, positions, positions, memberships, memberships)[:, None]
+    arguments = (query, key, value, pattern, positions, memberships, 0.3)
+    for path in PATHS:
+        output = focus_attention(*arguments, softcap=2.0, extra_mask=extra, path=path)
+        expected = masked_attention(query.double(), key.double(), value.double(), mask & extra, 0.3, softcap=2.0)
+        assert relative_error(output, expected) <= 1e-5
+    nobody = (*arguments[:5], torch.zeros_like(memberships), 0.3)  # no groups: window and sinks
+    expected = reference(query, key, value, pattern, positions, nobody[5], 0.3)
+    for path in PATHS:
+        assert relative_error(focus_attention(*nobody, path=path), expected) <= 1e-5
 
 
 @settings(max_examples=25, deadline=None)
@@ -158,10 +336,11 @@ def test_half_precision_is_at_most_twice_the_dense_kernels_error(dtype, groups, 
     dense = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
     dense_error = (dense.double() - reference(query, key, value, pattern, positions, everything, scale)).abs().max()
 
-    output = grouped_focus_attention(query, key, value, pattern, positions, memberships, scale)
-    error = (output.double() - reference(query, key, value, pattern, positions, memberships, scale)).abs().max()
-    assert output.dtype == dtype
-    assert error <= 2 * dense_error
+    expected = reference(query, key, value, pattern, positions, memberships, scale)
+    for path in (grouped_focus_attention, biased_focus_attention):
+        output = path(query, key, value, pattern, positions, memberships, scale)
+        assert output.dtype == dtype
+        assert (output.double() - expected).abs().max() <= 2 * dense_error
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
@@ -227,10 +406,10 @@ def test_softcap_and_sink_logits_follow_their_formulas():
 
 def test_merge_of_two_parts_is_the_whole_also_with_empty_parts():
     torch.manual_seed(0)
-    query, key, value = (torch.randn(1, 2, 10, 8) for _ in range(3))
-    left = flash_attention(query, key[:, :, :4], value[:, :, :4], 0.3)
-    right = flash_attention(query, key[:, :, 4:], value[:, :, 4:], 0.3)
-    whole, lse = flash_attention(query, key, value, 0.3)
+    query, key, value = (torch.randn(1, 10, 2, 8) for _ in range(3))
+    left = cpu_flash(query, key[:, :4], value[:, :4], 0.3)
+    right = cpu_flash(query, key[:, 4:], value[:, 4:], 0.3)
+    whole, lse = cpu_flash(query, key, value, 0.3)
     merged, merged_lse = merge(*left, *right)
     torch.testing.assert_close(merged, whole)
     torch.testing.assert_close(merged_lse, lse)
