@@ -178,7 +178,7 @@ def _hard_attention(
     """Inference: ``(B, H, Q, D)`` against all keys, or against a cache layer that is stored by groups."""
     layer, memberships = routing.cache_layer, routing.memberships
     kernel = find_kernel(query, value) if routing.kernel is None else routing.kernel
-    if kernel is not None and (why := kernel.unsupported(query, value)) is not None:
+    if (why := kernel.unsupported(query, value)) is not None:
         raise ValueError(
             f"kernel {kernel.name!r} cannot compute this attention: {why}. Choose another one, or 'auto', with "
             "focus_hf.set_routing(model, kernel=...)."
@@ -186,7 +186,7 @@ def _hard_attention(
     if routing.in_stores:
         total = layer.get_seq_length() + key.shape[2]
         positions, documents, extra_mask = read_mask(mask, query.shape, total, query.device)
-        if extra_mask is None and documents is None and softcap is None and dropout == 0.0 and kernel is not None:
+        if extra_mask is None and documents is None and softcap is None and dropout == 0.0:
             output = attend_stores(layer, query, key, value, positions, memberships, scale, s_aux, kernel)
             if output is not None:
                 return output
@@ -215,7 +215,7 @@ def _hard_attention(
         path=routing.path,
         kernel=kernel,
     )
-    plain = extra_mask is None and documents is None and softcap is None and kernel is not None
+    plain = extra_mask is None and documents is None and softcap is None
     fast = plain and routing.path in ("auto", "grouped") and not output.requires_grad
     if layer is not None and fast and can_store_by_groups(layer, memberships.shape[-1], routing.top_k):
         store_by_groups(layer, routing.pattern, positions)

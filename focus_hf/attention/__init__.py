@@ -4,7 +4,7 @@ from .biased import biased_focus_attention
 from .decode import MAX_GROUPS, SequenceStore
 from .gated import GATES, gated_attention
 from .grouped import grouped_focus_attention
-from .kernels import KERNELS, Kernel, choose_kernel, find_kernel, kernel_named
+from .kernels import KERNELS, Kernel, find_kernel, kernel_named
 from .mask import PADDING, Pattern, attended_pairs, count_pairs, share_a_group
 from .masked import masked_attention, masked_focus_attention
 from .merge import Accumulator, merge
@@ -23,7 +23,6 @@ __all__ = [
     "SequenceStore",
     "attended_pairs",
     "biased_focus_attention",
-    "choose_kernel",
     "count_pairs",
     "find_kernel",
     "focus_attention",

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.profiler import record_function
 
-from .kernels import Call, Kernel, choose_kernel
+from .kernels import Call, Kernel, find_kernel
 from .mask import Pattern
 from .merge import Accumulator
 from .plan import Plan, make_plan
@@ -55,11 +55,8 @@ def grouped_focus_attention(
 
     Returns:
         ``(B, H, Q, D_v)`` in the dtype of ``query`` (a transposed view of ``(B, Q, H, D_v)``); zeros for padding.
-
-    Raises:
-        ValueError: no backend can compute this.
     """
-    kernel = choose_kernel(query, value) if kernel is None else kernel
+    kernel = find_kernel(query, value) if kernel is None else kernel
     batch, num_heads, num_queries, _ = query.shape
     if kernel.one_row_at_a_time and batch > 1:
         outputs = [

@@ -84,11 +84,11 @@ def focus_attention(
 
 
 def _usable_paths(
-    query: Tensor, key: Tensor, value: Tensor, memberships: Tensor, sink_logits: Tensor | None, kernel: Kernel | None
+    query: Tensor, key: Tensor, value: Tensor, memberships: Tensor, sink_logits: Tensor | None, kernel: Kernel
 ) -> list[str]:
     """The paths that can compute a call without masks, softcap and dropout."""
     usable = ["masked"]
-    if kernel is not None and bool(memberships.any(dim=-1).all()):
+    if bool(memberships.any(dim=-1).all()):
         usable.append("grouped")
     needs_gradient = torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value))
     if query.device.type == "cpu" and sink_logits is None and not needs_gradient and value.shape[-1] <= key.shape[-1]:

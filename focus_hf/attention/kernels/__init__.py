@@ -1,8 +1,9 @@
 """Attention backends that return logsumexps, and the choice among them."""
 
 from .base import PENALTY, Call, Gradients, Kernel, Result
-from .choose import KERNELS, choose_kernel, find_kernel, kernel_named
+from .choose import KERNELS, find_kernel, kernel_named
 from .cpu import CpuFlash, cpu_flash
+from .reference import Reference
 
 __all__ = [
     "KERNELS",
@@ -11,8 +12,8 @@ __all__ = [
     "CpuFlash",
     "Gradients",
     "Kernel",
+    "Reference",
     "Result",
-    "choose_kernel",
     "cpu_flash",
     "find_kernel",
     "kernel_named",

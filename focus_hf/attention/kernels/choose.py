@@ -6,9 +6,11 @@ from torch import Tensor
 
 from .base import Kernel
 from .cpu import CpuFlash
+from .flash import FlashAttn2, HubFlash, TorchFlash
+from .reference import Reference
 
 #: All backends, best first.
-KERNELS: tuple[Kernel, ...] = (CpuFlash(),)
+KERNELS: tuple[Kernel, ...] = (FlashAttn2(), HubFlash(), TorchFlash(), CpuFlash(), Reference())
 
 
 def kernel_named(name: str) -> Kernel:
@@ -25,24 +27,10 @@ def kernel_named(name: str) -> Kernel:
     raise ValueError(f"kernel must be 'auto' or one of {', '.join(k.name for k in KERNELS)}, got {name!r}.")
 
 
-def find_kernel(query: Tensor, value: Tensor) -> Kernel | None:
-    """The best backend for tensors like these (``(..., D)`` and ``(..., D_v)``), or ``None``."""
-    for kernel in KERNELS:
-        if kernel.missing() is None and kernel.unsupported(query, value) is None:
-            return kernel
-    return None
-
-
-def choose_kernel(query: Tensor, value: Tensor) -> Kernel:
-    """`find_kernel`, or an error.
-
-    Raises:
-        ValueError: no backend can run; says why for each.
-    """
-    kernel = find_kernel(query, value)
-    if kernel is None:
-        reasons = [f"{k.name}: {k.missing() or k.unsupported(query, value)}" for k in KERNELS]
-        raise ValueError(
-            f"No attention kernel can run on {query.dtype} tensors on {query.device} ({'; '.join(reasons)})."
-        )
-    return kernel
+def find_kernel(query: Tensor, value: Tensor) -> Kernel:
+    """The best backend for tensors like these, ``(..., D)`` and ``(..., D_v)``."""
+    return next(
+        kernel
+        for kernel in KERNELS
+        if not kernel.only_when_named and kernel.missing() is None and kernel.unsupported(query, value) is None
+    )
