@@ -88,8 +88,9 @@ def focus_config(**changes: Any) -> FocusConfig:
 
 def focus_model(family: str, seed: int = 1, **changes: Any) -> Any:
     """The family's model with a random adapter, in eval mode."""
+    base = base_model(family)  # the first one made of a family takes random numbers
     torch.manual_seed(seed)
-    model = get_peft_model(base_model(family), focus_config(**changes))
+    model = get_peft_model(base, focus_config(**changes))
     unbalance(model)
     return model.eval()
 

@@ -60,8 +60,9 @@ def test_training_leaves_a_balanced_adapter_and_lowers_the_loss(tmp_path):
 def test_the_same_seed_gives_the_same_adapter(tmp_path):
     results = []
     for run in range(2):
+        base = base_model("llama")
         torch.manual_seed(0)
-        model = get_peft_model(base_model("llama"), focus_config())
+        model = get_peft_model(base, focus_config())
         train_centroids(model, copying_task(), tmp_path / str(run), steps=3, disable_tqdm=True, seed=5, use_cpu=True)
         results.append(logits(model, token_ids()))
     assert torch.equal(*results)

@@ -1,30 +1,39 @@
-"""Soft Focus attention for training: gates on distant pairs instead of a hard mask."""
+"""Soft Focus attention for training: gates on distant pairs instead of a hard mask, in memory linear in ``T``."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
+from .additive_gate import additive_gate_attention
+from .kernels import find_kernel
 from .mask import PADDING, Pattern
-from .masked import masked_attention, repeat_heads
+from .masked import masked_attention
+from .plan import sequences
+from .rows import take
+
+#: Queries handled together where scores are spelled out: ``B * H * QUERY_CHUNK * T`` of them at a time.
+QUERY_CHUNK = 256
 
 
-def gate_affinity(assignments: Tensor) -> Tensor:
+def gate_affinity(queries: Tensor, keys: Tensor) -> Tensor:
     """How much two tokens share a group: ``min(1, g_i . g_j)``.
 
     For distributions the product is at most 1 already; the bound matters for memberships in several groups,
     where any shared group counts once.
 
     Args:
-        assignments: ``(B, T, K)``.
+        queries: assignments ``(B, Q, K)``.
+        keys: assignments ``(B, S, K)``.
 
     Returns:
-        ``(B, T, T)``, in [0, 1].
+        ``(B, Q, S)``, in [0, 1].
     """
-    product = torch.matmul(assignments, assignments.transpose(-1, -2))
+    product = torch.matmul(queries, keys.transpose(-1, -2))
     # Not clamp(): rounding can lift a pair of one group just above 1, and clamp() would then stop its gradient.
     return product - (product - 1.0).clamp(min=0.0).detach()
 
@@ -55,13 +64,16 @@ def gated_attention(
     * ``"multiplicative"`` (paper, eq. 2): the score is multiplied by ``sigmoid(strength * affinity)``. It never
       removes a pair, so hard inference computes another function than this.
 
-    Memory is quadratic in ``T``.
+    Queries below ``pattern.dense_below`` are not gated, as in hard attention.
+
+    The additive gate on distributions runs on attention kernels (see `additive_gate_attention`). Anything else is
+    spelled out for some queries at a time and computed again in the backward pass.
 
     Args:
         query: ``(B, H, T, D)``.
         key: ``(B, H_kv, T, D)``.
         value: ``(B, H_kv, T, D_v)``.
-        pattern: window and sinks.
+        pattern: window, sinks, dense start.
         positions: ``(B, T)`` integers, ``PADDING`` for padding.
         assignments: ``(B, T, K)`` float, soft or straight-through.
         scale: factor on ``q . k``.
@@ -71,60 +83,85 @@ def gated_attention(
         softcap, sink_logits, dropout: see `masked_attention`.
 
     Returns:
-        ``(B, H, T, D_v)``.
+        ``(B, H, T, D_v)``; rows of padding are not defined.
     """
-    i, j = positions[:, :, None], positions[:, None, :]
-    allowed = ((j <= i) & (j != PADDING) & (i != PADDING))[:, None]
-    if documents is not None:
-        allowed = allowed & (documents[:, :, None] == documents[:, None, :])[:, None]
-    if extra_mask is not None:
-        allowed = allowed & extra_mask
-    distant = (i - j > pattern.local_window) & (j >= pattern.sink_tokens)
-    factor, bias = GATES[gate](gate_affinity(assignments), distant, strength)
-    if factor is None and bias is not None and softcap is None and sink_logits is None:
-        return _biased_attention(query, key, value, allowed, bias[:, None], scale, dropout)
-    return masked_attention(
-        query,
-        key,
-        value,
-        allowed,
-        scale,
-        gate=None if factor is None else factor[:, None],
-        bias=None if bias is None else bias[:, None],
-        softcap=softcap,
-        sink_logits=sink_logits,
-        dropout=dropout,
-    )
+    plain = extra_mask is None and softcap is None and sink_logits is None and dropout == 0.0
+    if gate == "additive" and plain and _are_distributions(assignments):
+        return _by_kernels(query, key, value, pattern, positions, assignments, scale, strength, documents)
+
+    def some_queries(start: int, stop: int, q: Tensor, k: Tensor, v: Tensor, g: Tensor) -> Tensor:
+        rows = slice(start, stop)
+        i, j = positions[:, rows, None], positions[:, None, :stop]
+        allowed = ((j <= i) & (j != PADDING) & (i != PADDING))[:, None]
+        if documents is not None:
+            allowed = allowed & (documents[:, rows, None] == documents[:, None, :stop])[:, None]
+        if extra_mask is not None:
+            allowed = allowed & extra_mask[:, :, rows, :stop]
+        gated = (i - j > pattern.local_window) & (j >= pattern.sink_tokens) & (i >= pattern.dense_below)
+        factor, bias = GATES[gate](gate_affinity(g[:, rows], g[:, :stop]), gated, strength)
+        return masked_attention(
+            q,
+            k[:, :, :stop],
+            v[:, :, :stop],
+            allowed,
+            scale,
+            gate=None if factor is None else factor[:, None],
+            bias=None if bias is None else bias[:, None],
+            softcap=softcap,
+            sink_logits=sink_logits,
+            dropout=dropout,
+        )
+
+    outputs = []
+    for start in range(0, query.shape[2], QUERY_CHUNK):
+        stop = min(start + QUERY_CHUNK, query.shape[2])
+        arguments: tuple[Any, ...] = (start, stop, query[:, :, start:stop], key, value, assignments)
+        again = torch.is_grad_enabled() and query.shape[2] > QUERY_CHUNK
+        outputs.append(
+            checkpoint(some_queries, *arguments, use_reentrant=False) if again else some_queries(*arguments)
+        )
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)
 
 
-def _additive(affinity: Tensor, distant: Tensor, strength: float) -> tuple[Tensor | None, Tensor | None]:
-    return None, torch.where(distant, strength * (affinity - 1.0), affinity.new_zeros(()))
+def _by_kernels(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    pattern: Pattern,
+    positions: Tensor,
+    assignments: Tensor,
+    scale: float,
+    strength: float,
+    documents: Tensor | None,
+) -> Tensor:
+    """The additive gate, one document after the other."""
+    kernel = find_kernel(query, value)
+    q, k, v = (x.transpose(1, 2) for x in (query, key, value))
+    empty = query.new_zeros(query.shape[2], query.shape[1], value.shape[-1])
+    outputs = [empty] * query.shape[0]
+    for row, tokens, _ in sequences(positions, query.shape[2], documents):
+        some_q, some_k, some_v, some_g = (take(x[row], tokens) for x in (q, k, v, assignments))
+        output = additive_gate_attention(some_q, some_k, some_v, some_g, pattern, scale, strength, kernel)
+        outputs[row] = output if isinstance(tokens, slice) else outputs[row].index_copy(0, tokens, output)
+    return torch.stack(outputs).transpose(1, 2)
 
 
-def _multiplicative(affinity: Tensor, distant: Tensor, strength: float) -> tuple[Tensor | None, Tensor | None]:
-    return torch.where(distant, torch.sigmoid(strength * affinity), affinity.new_ones(())), None
+def _are_distributions(assignments: Tensor) -> bool:
+    """Whether ``g_i . g_j`` cannot exceed 1, so that the affinity is that product."""
+    return bool((assignments.detach().sum(dim=-1) - 1.0).abs().max() < 1e-3)
 
 
-#: The gates by name, as `FocusConfig.gate` gives them. From affinity and distant pairs ``(B, T, T)`` and the strength,
-#: each makes what is multiplied onto the scores and what is added to them.
+def _additive(affinity: Tensor, gated: Tensor, strength: float) -> tuple[Tensor | None, Tensor | None]:
+    return None, torch.where(gated, strength * (affinity - 1.0), affinity.new_zeros(()))
+
+
+def _multiplicative(affinity: Tensor, gated: Tensor, strength: float) -> tuple[Tensor | None, Tensor | None]:
+    return torch.where(gated, torch.sigmoid(strength * affinity), affinity.new_ones(())), None
+
+
+#: The gates by name, as `FocusConfig.gate` gives them. From the affinity and the gated pairs ``(B, Q, S)`` and the
+#: strength, each makes what is multiplied onto the scores and what is added to them.
 GATES: dict[str, Callable[[Tensor, Tensor, float], tuple[Tensor | None, Tensor | None]]] = {
     "additive": _additive,
     "multiplicative": _multiplicative,
 }
-
-
-def _biased_attention(
-    query: Tensor, key: Tensor, value: Tensor, allowed: Tensor, bias: Tensor, scale: float, dropout: float
-) -> Tensor:
-    """The common case through PyTorch's own attention, which is faster than spelling it out."""
-    # Padding rows see everything (a row of -inf would poison the gradient); their output is not used.
-    visible = allowed | ~allowed.any(dim=-1, keepdim=True)
-    num_heads = query.shape[1]
-    return F.scaled_dot_product_attention(
-        query,
-        repeat_heads(key, num_heads),
-        repeat_heads(value, num_heads),
-        attn_mask=bias.masked_fill(~visible, float("-inf")).to(query.dtype),
-        dropout_p=dropout,
-        scale=scale,
-    )

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from focus_hf.attention import PADDING, Pattern, gated_attention, masked_focus_attention
-from focus_hf.routing import hard_memberships
+from focus_hf.attention import (
+    PADDING,
+    Pattern,
+    gated,
+    gated_attention,
+    masked_attention,
+    masked_focus_attention,
+)
+from focus_hf.routing import hard_memberships, straight_through
 
 
 def case(length=40, groups=4, dtype=torch.float64, top_k=1):
@@ -72,6 +81,111 @@ def test_a_strong_additive_gate_on_hard_memberships_is_hard_inference(top_k):
     hard = masked_focus_attention(query, key, value, pattern, positions, memberships, 0.3)
     real = (positions != PADDING)[:, None, :, None]
     torch.testing.assert_close(gated * real, hard * real, rtol=1e-6, atol=1e-8)
+
+
+def spelled_out(query, key, value, pattern, positions, assignments, scale, strength, documents):
+    """The additive gate with every score built at once."""
+    i, j = positions[:, :, None], positions[:, None, :]
+    allowed = (j <= i) & (j != PADDING) & (i != PADDING)
+    if documents is not None:
+        allowed &= documents[:, :, None] == documents[:, None, :]
+    gated = (i - j > pattern.local_window) & (j >= pattern.sink_tokens) & (i >= pattern.dense_below)
+    bias = torch.where(gated, strength * (assignments @ assignments.mT - 1.0), 0.0)
+    return masked_attention(query, key, value, allowed[:, None], scale, bias=bias[:, None])
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    length=st.integers(1, 90),
+    groups=st.integers(1, 9),
+    window=st.integers(0, 40),
+    sinks=st.integers(0, 6),
+    dense_below=st.sampled_from([0, 0, 7, 50]),
+    padding=st.sampled_from(["none", "left", "right"]),
+    documents=st.booleans(),
+    hard=st.booleans(),
+    strength=st.sampled_from([0.0, 1.0, 8.0]),
+)
+def test_the_additive_gate_on_kernels_is_the_one_spelled_out(
+    seed, length, groups, window, sinks, dense_below, padding, documents, hard, strength
+):
+    """Output and gradients, those of the scores behind the assignments included."""
+    torch.manual_seed(seed)
+    query = torch.randn(2, 4, length, 8, dtype=torch.float64, requires_grad=True)
+    key, value = (torch.randn(2, 2, length, 8, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    scores = torch.randn(2, length, groups, dtype=torch.float64, requires_grad=True)
+    soft = torch.softmax(scores * 2, dim=-1)
+    chosen = hard_memberships(scores.detach(), torch.zeros(groups), 1)
+    assignments = straight_through(chosen, soft) if hard else soft
+    real = torch.ones(2, length, dtype=torch.bool)
+    real[0, : length // 3 if padding == "left" else 0] = False
+    real[0, length - length // 3 if padding == "right" else length :] = False
+    positions = torch.where(real, real.cumsum(-1) - 1, PADDING)
+    which = None
+    if documents:
+        which = (torch.arange(length) >= length // 2).long().expand(2, length)
+        second = real & (which == 1)
+        positions = torch.where(second, second.cumsum(-1) - 1, positions)
+    pattern = Pattern(window, sinks, dense_below)
+    leaves = (query, key, value, scores)
+    grad = torch.randn(2, 4, length, 8, dtype=torch.float64) * real[:, None, :, None]
+    arguments = (query, key, value, pattern, positions, assignments, 0.3)
+    output = gated_attention(*arguments, gate="additive", strength=strength, documents=which)
+    expected = spelled_out(*arguments, strength, which)
+    torch.testing.assert_close(output * real[:, None, :, None], expected * real[:, None, :, None])
+    gradients = torch.autograd.grad(output, leaves, grad, retain_graph=True)
+    for mine, wanted in zip(gradients, torch.autograd.grad(expected, leaves, grad), strict=True):
+        torch.testing.assert_close(mine, wanted, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("gate", ["additive", "multiplicative"])
+def test_spelling_out_some_queries_at_a_time_changes_nothing(gate, monkeypatch):
+    query, key, value, positions, assignments, _ = case()
+    leaves = [x.requires_grad_() for x in (query, key, value, assignments)]
+
+    def result():
+        output = gated_attention(
+            query, key, value, Pattern(5, 2), positions, assignments, 0.3, gate=gate, strength=2.0, softcap=3.0
+        )
+        real = (positions != PADDING)[:, None, :, None]
+        return output * real, *torch.autograd.grad((output * real).square().sum(), leaves)
+
+    whole = result()
+    monkeypatch.setattr(gated, "QUERY_CHUNK", 7)
+    for mine, wanted in zip(result(), whole, strict=True):
+        torch.testing.assert_close(mine, wanted)
+
+
+def test_memory_of_training_does_not_grow_with_the_square_of_the_length():
+    """What a layer keeps for its backward: four times the tokens, about four times as much."""
+
+    def kept(length, gate):
+        query, key, value = (torch.randn(1, 2, length, 8, requires_grad=True) for _ in range(3))
+        assignments = torch.softmax(torch.randn(1, length, 4), -1).requires_grad_()
+        storages = {}
+
+        def count(tensor):
+            storage = tensor.untyped_storage()
+            storages[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+            gated_attention(
+                query,
+                key,
+                value,
+                Pattern(16, 2),
+                torch.arange(length)[None],
+                assignments,
+                0.3,
+                gate=gate,
+                strength=2.0,
+            )
+        return sum(storages.values())
+
+    for gate in ("additive", "multiplicative"):
+        assert kept(2048, gate) <= 5 * kept(512, gate)
 
 
 def test_sinks_and_local_pairs_are_never_gated():
