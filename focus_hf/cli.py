@@ -118,6 +118,97 @@ def card(
     typer.echo(f"Wrote {path}")
 
 
+@app.command(
+    epilog="Example: focus-hf bench --what attention,decode --lengths 2048,8192 --top-k 1,2 --json results.json"
+)
+def bench(
+    what: Annotated[str, typer.Option(help="Of attention, decode, model, memory, training.")] = "attention,decode",
+    device: Annotated[str, typer.Option(help="Where: cpu, cuda, cuda:1 ...")] = "cpu",
+    lengths: Annotated[str, typer.Option(help="Tokens, several with commas.")] = "1024,2048,4096,8192",
+    num_groups: Annotated[str, typer.Option(help="Groups per layer (K), several with commas.")] = "8",
+    top_k: Annotated[str, typer.Option(help="Groups per token (k), several with commas.")] = "1",
+    local_window: Annotated[str, typer.Option(help="Local window (w), several with commas.")] = "128",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16; several with commas.")] = "float32",
+    heads: Annotated[int, typer.Option(help="Query heads.", min=1)] = 8,
+    kv_heads: Annotated[int | None, typer.Option(help="Key heads; as many as query heads by default.", min=1)] = None,
+    head_dim: Annotated[int, typer.Option(help="Size of a head.", min=1)] = 64,
+    threads: Annotated[int | None, typer.Option(help="Threads of PyTorch on CPU.", min=1)] = None,
+    kernel: Annotated[str, typer.Option(help="Attention backend, as `focus-hf info` lists them.")] = "auto",
+    base: Annotated[str | None, typer.Option(help="Model for `model`: a folder or a Hub id.")] = None,
+    seconds: Annotated[float, typer.Option(help="Time for each setting, at least.", min=0.1)] = 5.0,
+    json_out: Annotated[str | None, typer.Option("--json", help="Write JSON: a file, or - for the screen.")] = None,
+    markdown: Annotated[Path | None, typer.Option(help="Write the table as Markdown.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw ratios against lengths (PNG).")] = None,
+) -> None:
+    """Measure speed and memory against the best dense attention, in one interleaved run."""
+    from .bench import grid
+    from .bench.run import KINDS, run_bench
+
+    kinds = [kind for kind in what.split(",") if kind]
+    if unknown := [kind for kind in kinds if kind not in KINDS]:
+        raise ValueError(f"--what must be of {', '.join(KINDS)}, got {unknown[0]!r}.")
+    fixed = {"heads": heads, "kv_heads": kv_heads or heads, "head_dim": head_dim, "device": device, "kernel": kernel}
+    settings = list(
+        grid(
+            _numbers("--lengths", lengths),
+            _numbers("--num-groups", num_groups),
+            _numbers("--top-k", top_k),
+            _numbers("--local-window", local_window),
+            dtype.split(","),
+            **fixed,
+        )
+    )
+    run_bench(
+        kinds,
+        settings,
+        base=base,
+        threads=threads,
+        seconds=seconds,
+        json_out=json_out,
+        markdown=markdown,
+        plot=plot,
+    )
+
+
+@app.command(epilog="Example: focus-hf info")
+def info(
+    as_json: Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")] = False,
+) -> None:
+    """Versions, devices, and the attention kernels found on this machine, with the one in use."""
+    from .bench import environment
+
+    facts = environment()
+    lines = [f"{name} {version}" for name, version in facts["packages"].items()]
+    lines += [f"{d['device']}: {d['name']}, uses {d['kernel']}" for d in facts["devices"]]
+    lines += [f"kernel {name}: {state}" for name, state in facts["kernels"].items()]
+    _print(facts, "\n".join([f"Python {facts['python']}, {facts['platform']}", *lines]), as_json)
+
+
+def _numbers(option: str, text: str) -> list[int]:
+    """Whole numbers with commas between them."""
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise ValueError(f"{option} takes whole numbers with commas between them, got {text!r}.") from None
+
+
+#: Commands whose --json takes a file; without one they print.
+_JSON_FILES = ("bench",)
+
+
+def _json_to_screen(arguments: list[str]) -> list[str]:
+    """Give ``--json`` its value ``-`` where it stands alone."""
+    if not arguments or arguments[0] not in _JSON_FILES:
+        return arguments
+    result = []
+    for position, argument in enumerate(arguments):
+        result.append(argument)
+        following = arguments[position + 1 : position + 2]
+        if argument == "--json" and (not following or following[0].startswith("--")):
+            result.append("-")
+    return result
+
+
 def _optional(module: str, name: str, extra: str) -> Any:
     """Import something that needs packages of an extra.
 
@@ -145,7 +236,7 @@ def _stderr() -> Console:
 def main() -> None:
     """Entry point. Exit code 0; 1 for what went wrong, told in one line; 2 for a wrong command line."""
     try:
-        app()
+        app(_json_to_screen(sys.argv[1:]))
     except (ValueError, RuntimeError, OSError) as error:
         message = " ".join(str(error).split())
         _stderr().print(f"focus-hf: {message}", markup=False, highlight=False, soft_wrap=True)

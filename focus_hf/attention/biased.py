@@ -12,13 +12,17 @@ from torch import Tensor
 from torch.profiler import record_function
 
 from .kernels import cpu_flash
-from .mask import Pattern, share_a_group
+from .mask import PADDING, Pattern, share_a_group
 from .merge import merge
 from .plan import sequences
 from .rows import take
+from .scratch import scratch
 
-#: Queries that share one bias tensor, ``4 * BIAS_QUERIES * S`` bytes. The kernel is fastest from 768 queries on.
-BIAS_QUERIES = 1024
+#: Numbers in one bias tensor, which as many queries share as fit, but not fewer than `MIN_QUERIES`.
+BIAS_SIZE = 2**22
+
+#: The kernel is fastest from 768 queries on.
+MIN_QUERIES = 1024
 
 
 def biased_focus_attention(
@@ -37,39 +41,50 @@ def biased_focus_attention(
     Arguments and result as for `grouped_focus_attention`; tokens without a group are allowed.
     """
     batch, num_heads, num_queries, _ = query.shape
-    output = query.new_zeros(batch, num_queries, num_heads, value.shape[-1])
+    output = query.new_empty(batch, num_queries, num_heads, value.shape[-1])
+    if documents is not None or not bool((positions != PADDING).all()):
+        output.zero_()  # padding
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
     for row, tokens, queries in sequences(positions, num_queries, documents):
         groups, place = take(memberships[row], tokens), take(positions[row], tokens)
-        output[row, queries] = _sequence(
-            take(q[row], queries), take(k[row], tokens), take(v[row], tokens), pattern, groups, place, scale
-        )
+        some = take(q[row], queries), take(k[row], tokens), take(v[row], tokens)
+        into = output[row, queries]  # a view of the output, if its tokens are adjacent
+        _sequence(*some, pattern, groups, place, scale, into)
+        if not isinstance(queries, slice):
+            output[row, queries] = into
     return output.transpose(1, 2)
 
 
 def _sequence(
-    query: Tensor, key: Tensor, value: Tensor, pattern: Pattern, groups: Tensor, place: Tensor, scale: float
-) -> Tensor:
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    pattern: Pattern,
+    groups: Tensor,
+    place: Tensor,
+    scale: float,
+    output: Tensor,
+) -> None:
     """One document without padding: ``(Q, H, D)`` against ``(S, H_kv, D)``; ``place (S,)`` counts up by one."""
-    num_queries = query.shape[0]
-    earlier = key.shape[0] - num_queries
+    num_queries, num_keys = query.shape[0], key.shape[0]
+    earlier, block = num_keys - num_queries, max(MIN_QUERIES, BIAS_SIZE // num_keys)
     with record_function("focus: plan"):
         table, kind = _bias_table(pattern, groups, place, query.dtype)
-    parts = []
-    for start in range(0, num_queries, BIAS_QUERIES):
-        stop = min(start + BIAS_QUERIES, num_queries)
+        memory = scratch("bias", min(block, num_queries) * num_keys, like=table)
+    for start in range(0, num_queries, block):
+        stop = min(start + block, num_queries)
         first, new = earlier + start, slice(earlier + start, earlier + stop)
         with record_function("focus: plan"):
-            bias = table.index_select(0, kind[new])
+            bias = memory[: (stop - start) * new.stop].view(stop - start, new.stop)
+            torch.index_select(table[:, : new.stop].contiguous(), 0, kind[new], out=bias)
             _open_window(bias, first, pattern.local_window)
         with record_function("focus: groups"):
-            block = query[start:stop]
-            part = cpu_flash(block, key[new], value[new], scale, causal=True, bias=bias[None, None, :, new])
+            some = query[start:stop]
+            part = cpu_flash(some, key[new], value[new], scale, causal=True, bias=bias[None, None, :, new])
             if first:
-                before = cpu_flash(block, key[:first], value[:first], scale, bias=bias[None, None, :, :first])
+                before = cpu_flash(some, key[:first], value[:first], scale, bias=bias[None, None, :, :first])
                 part = merge(*part, *before)
-        parts.append(part[0].to(query.dtype))
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+            output[start:stop] = part[0]
 
 
 def _bias_table(pattern: Pattern, groups: Tensor, place: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -86,7 +86,7 @@ def attend_parts(query: Tensor, key: Tensor, value: Tensor, plan: Plan, scale: f
     """Run a plan on flat tokens: ``(Tq, H, D)``, ``(Tk, H_kv, D)``, ``(Tk, H_kv, D_v)``."""
     every_query = plan.num_queries == query.shape[0]
     whole = Accumulator(query.shape[0], query.shape[1], value.shape[-1], query, every_query)
-    queries, keys, values = Gatherer(query), Gatherer(key), Gatherer(value)
+    queries, keys, values = Gatherer(query, "query"), Gatherer(key, "key"), Gatherer(value, "value")
     for part, call, is_first in _calls(plan, scale, kernel):
         with record_function("focus: gather"):
             q, k, v = queries.take(part.queries), keys.take(part.keys), values.take(part.keys)

@@ -50,8 +50,7 @@ def focus_attention(
     chosen = "masked"
     if extra_mask is None and softcap is None and dropout == 0.0 and path != "masked":
         kernel = find_kernel(query, value) if kernel is None else kernel
-        usable = _usable_paths(query, key, value, memberships, sink_logits, kernel)
-        chosen = path if path in usable else min(usable, key=lambda p: _cost(p, query, key, pattern, memberships))
+        chosen = choose_path(query, key, value, pattern, memberships, kernel, sink_logits, path)
     if chosen == "grouped":
         return grouped_focus_attention(
             query,
@@ -83,8 +82,23 @@ def focus_attention(
     )
 
 
+def choose_path(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    pattern: Pattern,
+    memberships: Tensor,
+    kernel: Kernel,
+    sink_logits: Tensor | None = None,
+    path: str = "auto",
+) -> str:
+    """The path that `focus_attention` takes where no mask, soft-capping or dropout is asked for."""
+    usable = _usable_paths(query, key, value, memberships, sink_logits)
+    return path if path in usable else min(usable, key=lambda p: _cost(p, query, key, pattern, memberships))
+
+
 def _usable_paths(
-    query: Tensor, key: Tensor, value: Tensor, memberships: Tensor, sink_logits: Tensor | None, kernel: Kernel
+    query: Tensor, key: Tensor, value: Tensor, memberships: Tensor, sink_logits: Tensor | None
 ) -> list[str]:
     """The paths that can compute a call without masks, softcap and dropout."""
     usable = ["masked"]

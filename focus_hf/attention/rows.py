@@ -10,6 +10,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from .scratch import scratch
+
 
 @dataclass(frozen=True)
 class Rows:
@@ -117,24 +119,24 @@ def take(tokens: Tensor, index: Tensor | slice) -> Tensor:
 class Gatherer:
     """`take` for one part after another, into the same memory and in the layout of the source.
 
-    On a CPU, fresh pages and scattered writes cost more than the copy itself.
+    Args:
+        tokens: ``(T, H, D)``.
+        name: of the memory; gatherers in use at the same time need different ones.
     """
 
-    def __init__(self, tokens: Tensor) -> None:
+    def __init__(self, tokens: Tensor, name: str) -> None:
         self._tokens = tokens
+        self._name = name
         self._head_major = tokens.stride(0) < tokens.stride(1)
-        self._buffer = tokens.new_empty(0)
 
     def take(self, index: Tensor | slice) -> Tensor:
         """The tokens at these indices, ``(n, H, D)``; valid until the next call."""
         if isinstance(index, slice):
             return self._tokens[index]
         num_heads, head_dim = self._tokens.shape[1:]
-        size = index.shape[0] * num_heads * head_dim
-        if self._buffer.numel() < size:
-            self._buffer = self._tokens.new_empty(size + size // 8)
+        memory = scratch(self._name, index.shape[0] * num_heads * head_dim, like=self._tokens)
         if self._head_major:
-            out = self._buffer[:size].view(num_heads, index.shape[0], head_dim)
+            out = memory.view(num_heads, index.shape[0], head_dim)
             return torch.index_select(self._tokens.transpose(0, 1), 1, index, out=out).transpose(0, 1)
-        out = self._buffer[:size].view(index.shape[0], num_heads, head_dim)
+        out = memory.view(index.shape[0], num_heads, head_dim)
         return torch.index_select(self._tokens, 0, index, out=out)

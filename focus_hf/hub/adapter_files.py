@@ -14,6 +14,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from ..adapter import FocusConfig
+from ..files import write_atomically
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
@@ -30,20 +31,6 @@ _PEFT_PREFIX = "base_model.model."
 
 class AdapterFileError(ValueError):
     """A file of an adapter is missing, damaged, or not what its configuration says."""
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file under a temporary name, then rename it: readers see the old content or the new, never a part."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        os.chmod(partial, 0o644)
-        os.replace(partial, path)
-    except BaseException:
-        Path(partial).unlink(missing_ok=True)
-        raise
 
 
 def save_adapter(model: Any, folder: str | os.PathLike[str], adapter_name: str | None = None) -> Path:

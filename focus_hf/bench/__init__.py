@@ -1,0 +1,24 @@
+"""Speed and memory of Focus attention, as ratios against the best dense attention in the same run."""
+
+from .attention import bench_attention, bench_decode
+from .machine import environment
+from .memory import bench_memory
+from .model import bench_model
+from .report import save_plot, table, to_markdown
+from .settings import Measurement, Setting, grid
+from .training import bench_training
+
+__all__ = [
+    "Measurement",
+    "Setting",
+    "bench_attention",
+    "bench_decode",
+    "bench_memory",
+    "bench_model",
+    "bench_training",
+    "environment",
+    "grid",
+    "save_plot",
+    "table",
+    "to_markdown",
+]

@@ -1,0 +1,148 @@
+"""Attention alone: prefill and decoding, against the fastest dense attention of the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from ..attention import SequenceStore, count_pairs, find_kernel, focus_attention, kernel_named, make_plan
+from ..attention.kernels import Kernel
+from ..attention.paths import choose_path
+from .settings import Measurement, Setting
+from .timing import interleaved, step_shares
+
+#: Dense backends tried on CUDA, by name.
+CUDA_BACKENDS = {
+    "flash SDPA": SDPBackend.FLASH_ATTENTION,
+    "cuDNN SDPA": SDPBackend.CUDNN_ATTENTION,
+    "efficient SDPA": SDPBackend.EFFICIENT_ATTENTION,
+}
+
+
+@torch.no_grad()
+def bench_attention(setting: Setting, seconds: float = 5.0) -> Measurement:
+    """Prefill of one sequence, in the layout in which transformers passes queries, keys and values."""
+    query, key, value, memberships = random_call(setting, setting.length)
+    positions = torch.arange(setting.length, device=setting.device)[None]
+    kernel, scale = _kernel(setting, query, value), setting.head_dim**-0.5
+
+    def focus() -> Tensor:
+        return focus_attention(
+            query, key, value, setting.pattern, positions, memberships, scale, kernel=kernel, path="auto"
+        )
+
+    denses = dense_functions(query, key, value, causal=True)
+    times = interleaved({**denses, "focus": focus}, setting.device, seconds)
+    baseline = min(denses, key=lambda name: times[name])
+    attended, possible = count_pairs(setting.pattern, memberships)
+    path = choose_path(query, key, value, setting.pattern, memberships, kernel)
+    computed = possible
+    if path == "grouped":
+        computed = make_plan(setting.pattern, positions, memberships, setting.length).computed_pairs()
+    return Measurement(
+        "attention",
+        setting,
+        times[baseline],
+        times["focus"],
+        limit=possible / attended,
+        computed=computed / possible,
+        baseline=baseline,
+        path=f"{path}, {kernel.name}" if path == "grouped" else path,
+        shares=step_shares(focus),
+    )
+
+
+@torch.no_grad()
+def bench_decode(setting: Setting, seconds: float = 3.0) -> Measurement:
+    """One new token against a cache of ``length`` tokens stored by groups; queries of random groups."""
+    _, key, value, memberships = random_call(setting, setting.length)
+    key, value = key.contiguous(), value.contiguous()  # as a cache holds them
+    store = SequenceStore(setting.pattern, setting.num_groups)
+    index = torch.arange(setting.length, device=setting.device)
+    store.append(key[0], value[0], index, index, memberships[0])
+    store.settle(slack=0)
+    query, *_ = random_call(setting, 1)
+    kernel, scale = _kernel(setting, query, value), setting.head_dim**-0.5
+    generator = torch.Generator().manual_seed(setting.seed)
+
+    def focus() -> Tensor:
+        groups = torch.rand(1, setting.num_groups, generator=generator).argsort(-1) < setting.top_k
+        place = torch.tensor([store.next_position])
+        store.append(
+            key[0, :, :1],
+            value[0, :, :1],
+            place.to(setting.device),
+            place.to(setting.device),
+            groups.to(setting.device),
+        )
+        output = store.attend(query[0].transpose(0, 1), scale, kernel).output
+        store.settle()
+        return output
+
+    denses = dense_functions(query, key, value, causal=False)
+    times = interleaved({**denses, "focus": focus}, setting.device, seconds, least=40, most=200)
+    baseline = min(denses, key=lambda name: times[name])
+    return Measurement(
+        "decode",
+        setting,
+        times[baseline],
+        times["focus"],
+        limit=_decode_limit(setting, memberships[0]),
+        baseline=baseline,
+        path=f"by groups, {kernel.name}",
+    )
+
+
+def _decode_limit(setting: Setting, memberships: Tensor) -> float:
+    """Cached keys over keys read, averaged over queries of all sets of groups."""
+    generator = torch.Generator().manual_seed(setting.seed)
+    queries = torch.rand(256, setting.num_groups, generator=generator).argsort(-1) < setting.top_k
+    shared = queries.float() @ memberships.cpu().float().T > 0
+    shared[:, : setting.sink_tokens] = True
+    shared[:, setting.length - setting.local_window :] = True
+    return setting.length / float(shared.sum(dim=-1).float().mean())
+
+
+def random_call(setting: Setting, length: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Random query, keys and values, and balanced random memberships ``(1, T, K)``."""
+    generator = torch.Generator().manual_seed(setting.seed)
+
+    def heads(count: int) -> Tensor:
+        tokens = torch.randn(1, length, count, setting.head_dim, generator=generator)
+        return tokens.to(setting.device, setting.torch_dtype).transpose(1, 2)
+
+    query, key, value = heads(setting.heads), heads(setting.kv_heads), heads(setting.kv_heads)
+    order = torch.rand(1, length, setting.num_groups, generator=generator).argsort(-1)
+    return query, key, value, (order < setting.top_k).to(setting.device)
+
+
+def dense_functions(query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> dict[str, Callable[[], Tensor]]:
+    """The dense attentions that can compute this call, by name."""
+    grouped_queries = query.shape[1] != key.shape[1]
+
+    def dense() -> Tensor:
+        return F.scaled_dot_product_attention(query, key, value, is_causal=causal, enable_gqa=grouped_queries)
+
+    if query.device.type != "cuda":
+        return {"SDPA": dense}
+    functions: dict[str, Callable[[], Tensor]] = {}
+    for name, backend in CUDA_BACKENDS.items():
+
+        def with_backend(backend: SDPBackend = backend) -> Tensor:
+            with sdpa_kernel(backend):
+                return dense()
+
+        try:
+            with_backend()
+        except RuntimeError:  # not for this dtype, shape or card
+            continue
+        functions[name] = with_backend
+    return functions or {"SDPA": dense}
+
+
+def _kernel(setting: Setting, query: Tensor, value: Tensor) -> Kernel:
+    return find_kernel(query, value) if setting.kernel == "auto" else kernel_named(setting.kernel)

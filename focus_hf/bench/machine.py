@@ -1,0 +1,63 @@
+"""The machine and the software: what every measured number belongs to."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..attention import KERNELS, find_kernel
+
+#: Packages whose versions matter.
+PACKAGES = ("focus-hf", "torch", "transformers", "peft", "huggingface_hub", "safetensors", "accelerate", "datasets")
+
+
+def environment() -> dict[str, Any]:
+    """Versions, devices, and the attention backends found, with the one chosen for each device."""
+    devices: list[dict[str, Any]] = [{"device": "cpu", "name": _processor(), "threads": torch.get_num_threads()}]
+    devices += [
+        {"device": f"cuda:{index}", "name": torch.cuda.get_device_name(index)}
+        for index in range(torch.cuda.device_count())
+    ]
+    for device in devices:
+        dtype = torch.float32 if device["device"] == "cpu" else torch.bfloat16
+        tensor = torch.empty(1, 64, dtype=dtype, device=device["device"])
+        device["kernel"] = find_kernel(tensor, tensor).name
+    return {
+        "date": datetime.date.today().isoformat(),
+        "platform": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "packages": {name: version for name in PACKAGES if (version := _version(name))},
+        "devices": devices,
+        "kernels": {kernel.name: kernel.missing() or "available" for kernel in KERNELS},
+    }
+
+
+def summary(facts: dict[str, Any]) -> str:
+    """One line that goes under a table."""
+    devices = ", ".join(
+        f"{device['name']} ({device['threads']} threads)" if "threads" in device else device["name"]
+        for device in facts["devices"]
+    )
+    return f"{devices}; torch {facts['packages']['torch']}; {facts['date']}"
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or f"{os.cpu_count()} cores"

@@ -1,0 +1,96 @@
+"""A whole model: prefill and decoding with the adapter on, against the same model with it off."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from peft import get_peft_model
+from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig, LlamaForCausalLM
+
+from ..adapter import FocusConfig
+from ..train import calibrate
+from .settings import Measurement, Setting
+from .timing import interleaved
+
+#: Layers of the small Llama that is measured where no model is given.
+LAYERS = 4
+
+
+@torch.no_grad()
+def bench_model(setting: Setting, base: str | None = None, new_tokens: int = 16) -> list[Measurement]:
+    """Prefill of one prompt (logits of its last token), and decoding after it, a token at a time.
+
+    Args:
+        setting: the heads give the size of the small Llama, unless ``base`` is given.
+        base: a causal language model, a folder or a Hub id.
+        new_tokens: tokens decoded.
+
+    Returns:
+        One measurement for prefill (``"prefill"``) and one per decoded token (``"generate"``).
+    """
+    model = make_model(setting, base)
+    generator = torch.Generator().manual_seed(setting.seed)
+    ids = torch.randint(0, model.config.vocab_size, (1, setting.length + new_tokens), generator=generator)
+    ids = ids.to(setting.device)
+    prompt = ids[:, : setting.length]
+
+    def prefill(cache: DynamicCache | None = None) -> Any:
+        return model(input_ids=prompt, past_key_values=cache, use_cache=cache is not None, logits_to_keep=1)
+
+    def dense_prefill(cache: DynamicCache | None = None) -> Any:
+        with model.disable_adapter():
+            return prefill(cache)
+
+    name = "small Llama" if base is None else base
+    times = interleaved({"dense": dense_prefill, "focus": prefill}, setting.device, seconds=5, least=3, most=9)
+    measured = [Measurement("prefill", setting, times["dense"], times["focus"], baseline=name)]
+
+    caches = {"dense": DynamicCache(config=model.config), "focus": DynamicCache(config=model.config)}
+    dense_prefill(caches["dense"])
+    prefill(caches["focus"])
+    steps = {"dense": 0, "focus": 0}
+
+    def decode(which: str) -> None:
+        step = setting.length + steps[which] % new_tokens
+        steps[which] += 1
+        model(input_ids=ids[:, step : step + 1], past_key_values=caches[which], use_cache=True)
+
+    def dense_decode() -> None:
+        with model.disable_adapter():
+            decode("dense")
+
+    functions = {"dense": dense_decode, "focus": lambda: decode("focus")}
+    times = interleaved(functions, setting.device, seconds=5, least=new_tokens, most=new_tokens)
+    measured.append(Measurement("generate", setting, times["dense"], times["focus"], baseline=name))
+    return measured
+
+
+def make_model(setting: Setting, base: str | None = None) -> Any:
+    """A model with random centroids, calibrated so that its groups are balanced on random tokens."""
+    torch.manual_seed(setting.seed)
+    if base is None:
+        hidden = setting.heads * setting.head_dim
+        model: Any = LlamaForCausalLM(
+            LlamaConfig(
+                vocab_size=4096,
+                hidden_size=hidden,
+                intermediate_size=hidden * 8 // 3 // 64 * 64,
+                num_hidden_layers=LAYERS,
+                num_attention_heads=setting.heads,
+                num_key_value_heads=setting.kv_heads,
+                max_position_embeddings=max(setting.length + 1024, 2048),
+            )
+        )
+    else:
+        model = AutoModelForCausalLM.from_pretrained(base)
+    config = FocusConfig(
+        num_groups=setting.num_groups,
+        top_k=setting.top_k,
+        local_window=setting.local_window,
+        sink_tokens=setting.sink_tokens,
+        task_type="CAUSAL_LM",
+    )
+    routed = get_peft_model(model.to(setting.device, setting.torch_dtype), config).eval()
+    calibrate(routed, [torch.randint(0, model.config.vocab_size, (4, 1024))])
+    return routed

@@ -1,0 +1,89 @@
+"""Benchmark results for people: a table, Markdown, a plot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from .settings import Measurement
+
+_COLUMNS = ("what", "tokens", "K", "k", "w", "dtype", "dense", "Focus", "ratio", "limit", "pairs computed", "how")
+
+
+def table(measurements: Sequence[Measurement]) -> Table:
+    """A rich table."""
+    result = Table()
+    for column in _COLUMNS:
+        result.add_column(column, justify="left" if column in ("what", "dtype", "how") else "right", no_wrap=True)
+    for cells in map(_cells, measurements):
+        result.add_row(*cells)
+    return result
+
+
+def to_markdown(measurements: Sequence[Measurement]) -> str:
+    """A Markdown table."""
+    lines = ["| " + " | ".join(_COLUMNS) + " |", "|" + "---|" * len(_COLUMNS)]
+    lines += ["| " + " | ".join(cells) + " |" for cells in map(_cells, measurements)]
+    return "\n".join(lines)
+
+
+def _cells(measured: Measurement) -> list[str]:
+    setting = measured.setting
+    shown = _megabytes if "memory" in measured.kind else _milliseconds
+    steps = ", ".join(f"{name} {share:.0%}" for name, share in measured.shares.items())
+    how = "; ".join(text for text in (measured.path, steps) if text) or f"against {measured.baseline}"
+    return [
+        measured.kind,
+        f"{setting.length:,}",
+        str(setting.num_groups),
+        str(setting.top_k),
+        str(setting.local_window),
+        setting.dtype,
+        shown(measured.dense),
+        shown(measured.focus),
+        f"{measured.ratio:.2f}x",
+        "" if measured.limit is None else f"{measured.limit:.2f}x",
+        "" if measured.computed is None else f"{measured.computed:.0%}",
+        how,
+    ]
+
+
+def _milliseconds(value: float) -> str:
+    return f"{value:.2f} ms" if value < 10 else f"{value:,.0f} ms"
+
+
+def _megabytes(value: float) -> str:
+    return f"{value / 2**20:,.0f} MiB"
+
+
+def save_plot(measurements: Iterable[Measurement], path: Path) -> None:
+    """Ratio against length, one line for each kind and setting, with its limit dashed."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    lines: dict[str, list[Measurement]] = {}
+    for measured in measurements:
+        setting = measured.setting
+        name = f"{measured.kind}, K={setting.num_groups}, k={setting.top_k}"
+        lines.setdefault(name, []).append(measured)
+    figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
+    for name, points in lines.items():
+        points.sort(key=lambda point: point.setting.length)
+        lengths = [point.setting.length for point in points]
+        (line,) = axes.plot(lengths, [point.ratio for point in points], marker="o", label=name)
+        limits: list[Any] = [point.limit for point in points]
+        if None not in limits:
+            axes.plot(lengths, limits, linestyle="--", linewidth=1, color=line.get_color(), alpha=0.6)
+    axes.axhline(1.0, color="grey", linewidth=1)
+    axes.set(xscale="log", xlabel="tokens", ylabel="times faster than dense (dashed: limit)")
+    axes.set_xscale("log", base=2)
+    axes.legend(fontsize="small")
+    temporary = path.with_name(f".{path.name}.tmp.png")
+    figure.savefig(temporary, dpi=150)
+    pyplot.close(figure)
+    temporary.replace(path)

@@ -1,0 +1,88 @@
+"""A whole benchmark: settings through, results out."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from ..files import write_atomically
+from .attention import bench_attention, bench_decode
+from .machine import environment, summary
+from .memory import bench_memory
+from .model import bench_model
+from .report import save_plot, table, to_markdown
+from .settings import Measurement, Setting
+from .training import bench_training
+
+#: What can be measured.
+KINDS = ("attention", "decode", "model", "memory", "training")
+
+#: Large enough for a process' allocator to keep what it frees from now on, as after loading any model.
+_WARM_UP_BYTES = 31 * 2**20
+
+
+def run_bench(
+    kinds: Sequence[str],
+    settings: Sequence[Setting],
+    *,
+    base: str | None = None,
+    threads: int | None = None,
+    seconds: float = 5.0,
+    json_out: str | None = None,
+    markdown: Path | None = None,
+    plot: Path | None = None,
+) -> list[Measurement]:
+    """Measure every setting, show a table, and write what was asked for.
+
+    Args:
+        kinds: of `KINDS`.
+        settings: see `grid`.
+        base: model for ``"model"``.
+        threads: of PyTorch on CPU.
+        seconds: for each setting, at least.
+        json_out: file for JSON, or ``"-"`` for standard output, where then nothing else goes.
+        markdown: file for the table.
+        plot: PNG of ratios against lengths.
+    """
+    if threads is not None:
+        torch.set_num_threads(threads)
+    torch.empty(_WARM_UP_BYTES, dtype=torch.uint8)  # freed at once
+    measure: dict[str, Callable[[Setting], list[Measurement]]] = {
+        "attention": lambda setting: [bench_attention(setting, seconds)],
+        "decode": lambda setting: [bench_decode(setting, seconds)],
+        "model": lambda setting: bench_model(setting, base),
+        "memory": lambda setting: [bench_memory(setting, "attention"), bench_memory(setting, "model")],
+        "training": lambda setting: bench_training(setting, seconds),
+    }
+    results: list[Measurement] = []
+    errors = Console(stderr=True)
+    with Progress(SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=errors) as progress:
+        task = progress.add_task("", total=len(kinds) * len(settings))
+        for kind in kinds:
+            for setting in settings:
+                progress.update(
+                    task,
+                    description=f"{kind}, {setting.length} tokens, K={setting.num_groups}, k={setting.top_k}",
+                )
+                results += measure[kind](setting)
+                progress.advance(task)
+    facts = environment()
+    document = {"environment": facts, "results": [measured.to_dict() for measured in results]}
+    if json_out == "-":
+        sys.stdout.write(json.dumps(document, indent=2) + "\n")
+    else:
+        Console().print(table(results))
+        Console().print(summary(facts), highlight=False)
+        if json_out is not None:
+            write_atomically(Path(json_out), (json.dumps(document, indent=2) + "\n").encode())
+    if markdown is not None:
+        write_atomically(markdown, f"{to_markdown(results)}\n\n{summary(facts)}\n".encode())
+    if plot is not None:
+        save_plot(results, plot)
+    return results
