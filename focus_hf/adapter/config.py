@@ -7,10 +7,13 @@ from dataclasses import dataclass, field
 from peft.config import PeftConfig
 from peft.utils import PeftType
 
-from ..attention import GATES
+from ..attention import GATES, HARD_GATE
 
 #: The adapter type; `registration.add_peft_type` has added it to PEFT's enum.
 PEFT_TYPE = PeftType("FOCUS")
+
+#: What ``gate`` may be.
+ALL_GATES = (*GATES, HARD_GATE)
 
 #: Version of the adapter file format that this package writes; it reads this one and older ones.
 FORMAT_VERSION = 1
@@ -39,7 +42,8 @@ class FocusConfig(PeftConfig):
         group_dim (`int`): ``d_g``, dimension in which tokens are compared with centroids.
         temperature (`float`): ``tau``, divides the scores.
         sinkhorn_iterations (`int`): Rounds of Sinkhorn in training; 5 and fewer collapse in the paper.
-        gate (`str`): Gate on distant pairs in training: ``"additive"``, or ``"multiplicative"`` (the paper's).
+        gate (`str`): Gate on distant pairs in training: ``"additive"``, or ``"multiplicative"`` (the paper's). With
+            ``"hard"``, training runs hard attention at its sparse cost, and only attended pairs teach the centroids.
         gate_strength (`float`): ``lambda``, how strongly the gate acts when training starts from this config. A
             training schedule may change it while it runs.
         straight_through (`bool`): Train with hard memberships in the forward pass and soft gradients instead of soft
@@ -66,7 +70,7 @@ class FocusConfig(PeftConfig):
     group_dim: int = field(default=16, metadata={"help": "Dimension of the centroids (d_g)."})
     temperature: float = field(default=0.1, metadata={"help": "Temperature of the scores (tau)."})
     sinkhorn_iterations: int = field(default=10, metadata={"help": "Rounds of Sinkhorn in training."})
-    gate: str = field(default="additive", metadata={"help": f"Gate in training: {' or '.join(GATES)}."})
+    gate: str = field(default="additive", metadata={"help": f"Gate in training: {', '.join(ALL_GATES)}."})
     gate_strength: float = field(default=8.0, metadata={"help": "Strength of the gate in training (lambda)."})
     straight_through: bool = field(default=False, metadata={"help": "Hard memberships forward, soft gradients."})
     target_modules: list[str] | str | None = field(default=None, metadata={"help": "Attention modules to route."})
@@ -101,8 +105,8 @@ class FocusConfig(PeftConfig):
             raise ValueError(f"FocusConfig.temperature must be positive, got {self.temperature!r}.")
         if not self.gate_strength >= 0:
             raise ValueError(f"FocusConfig.gate_strength must not be negative, got {self.gate_strength!r}.")
-        if self.gate not in GATES:
-            raise ValueError(f"FocusConfig.gate must be one of {', '.join(GATES)}, got {self.gate!r}.")
+        if self.gate not in ALL_GATES:
+            raise ValueError(f"FocusConfig.gate must be one of {', '.join(ALL_GATES)}, got {self.gate!r}.")
 
 
 _MINIMUM = {

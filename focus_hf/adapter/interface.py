@@ -12,12 +12,14 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import causal_mask_function, flash_attention_mask, sdpa_mask
 
 from ..attention import (
+    HARD_GATE,
     PADDING,
     Kernel,
     Pattern,
     find_kernel,
     focus_attention,
     gated_attention,
+    grouped_focus_attention,
     masked_attention,
 )
 from .cache import append_memberships, attend_stores, can_store_by_groups, store_by_groups
@@ -144,6 +146,26 @@ def _soft_attention(
     """Training: ``(B, H, T, D)`` each."""
     assert routing.soft is not None
     positions, documents, extra_mask = read_mask(mask, query.shape, key.shape[2], query.device)
+    if routing.soft.name == HARD_GATE:
+        if extra_mask is not None or softcap is not None or dropout != 0.0:
+            raise NotImplementedError(
+                'FocusConfig.gate="hard" cannot train through soft-capping, attention dropout or sliding windows. Use '
+                'gate="additive".'
+            )
+        return grouped_focus_attention(
+            query,
+            key,
+            value,
+            routing.pattern,
+            positions,
+            routing.memberships,
+            scale,
+            documents=documents,
+            sink_logits=s_aux,
+            assignments=routing.soft.assignments,
+            strength=routing.soft.strength,
+            kernel=routing.kernel,
+        )
     return gated_attention(
         query,
         key,

@@ -11,7 +11,7 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 
 from .. import routing
-from ..attention import Kernel, Pattern
+from ..attention import HARD_GATE, Kernel, Pattern
 from .cache import append_memberships, cache_layer, find_cache, follows, tokens_seen
 from .config import FocusConfig
 from .interface import RoutedConfig, Routing, SoftGate
@@ -246,12 +246,13 @@ class FocusLayer(nn.Module, BaseTunerLayer):
             # In the backward pass: gradient checkpointing computes this forward twice, and both must agree.
             new = potentials.detach()
             assignments.register_hook(lambda gradient: self._update_balance(balance, new))
-        if config.straight_through:
-            hard = routing.hard_memberships(scores.detach(), balance.detach().float(), config.top_k)
+        hard = routing.hard_memberships(scores.detach(), balance.detach().float(), config.top_k)
+        if config.straight_through or config.gate == HARD_GATE:
             assignments = routing.straight_through(hard, assignments)
         strength = config.gate_strength if self.gate_strength is None else self.gate_strength
-        soft = SoftGate(assignments, config.gate, strength)
-        return Routing(pattern, assignments.detach() > 0, config.top_k, soft=soft)
+        return Routing(
+            pattern, hard, config.top_k, kernel=self.kernel, soft=SoftGate(assignments, config.gate, strength)
+        )
 
     @staticmethod
     def _update_balance(balance: Tensor, potentials: Tensor) -> None:

@@ -2,7 +2,7 @@
 
 from .biased import biased_focus_attention
 from .decode import MAX_GROUPS, SequenceStore
-from .gated import GATES, gated_attention
+from .gated import GATES, HARD_GATE, gated_attention
 from .grouped import grouped_focus_attention
 from .kernels import KERNELS, Kernel, find_kernel, kernel_named
 from .mask import PADDING, Pattern, attended_pairs, count_pairs, share_a_group
@@ -13,6 +13,7 @@ from .plan import make_plan
 
 __all__ = [
     "GATES",
+    "HARD_GATE",
     "KERNELS",
     "MAX_GROUPS",
     "PADDING",

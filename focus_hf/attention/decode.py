@@ -20,7 +20,7 @@ from .plan import make_plan
 from .rows import Rows
 
 #: Tokens that may gather behind the window before they are moved to their slabs.
-SLACK = 256
+SLACK = 64
 
 #: From this many queries on, the recent tokens are worth a plan of their own.
 PLAN_QUERIES = 64

@@ -159,7 +159,10 @@ def _multiplicative(affinity: Tensor, gated: Tensor, strength: float) -> tuple[T
     return torch.where(gated, torch.sigmoid(strength * affinity), affinity.new_ones(())), None
 
 
-#: The gates by name, as `FocusConfig.gate` gives them. From the affinity and the gated pairs ``(B, Q, S)`` and the
+#: The gate that is no gate: hard attention forward, gradients from the attended pairs (`grouped_focus_attention`).
+HARD_GATE = "hard"
+
+#: The soft gates by name, as `FocusConfig.gate` gives them. From affinity and gated pairs ``(B, Q, S)`` and the
 #: strength, each makes what is multiplied onto the scores and what is added to them.
 GATES: dict[str, Callable[[Tensor, Tensor, float], tuple[Tensor | None, Tensor | None]]] = {
     "additive": _additive,

@@ -137,7 +137,8 @@ def _group_part(
     if not one_group_each:
         lower = torch.arange(num_groups, device=group.device) < group[:, None]
         exclude = in_groups[copy_of] & lower
-    part = _part(tokens[copy_of], query_index[copy_of], row, queried[copy_of], exclude)
+    # Rows of a group without queries are dropped by _part, so groups are sorted along with the tokens.
+    part = _part(tokens[copy_of], query_index[copy_of], row, queried[copy_of], exclude, group)
     if part is None or not one_group_each:
         return part
     first_group = in_groups.int().argmax(dim=-1)
@@ -150,7 +151,12 @@ def _all_of(part: Part, num_queries: int, num_keys: int) -> bool:
 
 
 def _part(
-    tokens: Tensor, query_index: Tensor, row: Tensor, queried: Tensor, exclude: Tensor | None = None
+    tokens: Tensor,
+    query_index: Tensor,
+    row: Tensor,
+    queried: Tensor,
+    exclude: Tensor | None = None,
+    group: Tensor | None = None,
 ) -> Part | None:
     """Tokens sorted by ``row`` as a part; rows without queries are dropped."""
     if not bool(queried.any()):
@@ -162,9 +168,16 @@ def _part(
         keep = used[row]
         tokens, query_index, queried, row = tokens[keep], query_index[keep], queried[keep], row[keep]
         exclude = None if exclude is None else exclude[keep]
+        group = None if group is None else group[keep]
     key_counts = torch.bincount(row, minlength=num_rows)[used]
     rows = Rows(_offsets(query_counts[used]), _offsets(key_counts), tokens.device)
-    return Part(query_index[queried], tokens, rows, None if exclude is None else (exclude[queried], exclude))
+    return Part(
+        query_index[queried],
+        tokens,
+        rows,
+        None if exclude is None else (exclude[queried], exclude),
+        groups=None if group is None else (group[queried], group),
+    )
 
 
 def _offsets(counts: Tensor) -> tuple[int, ...]:

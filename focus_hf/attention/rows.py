@@ -66,6 +66,7 @@ class Part:
         rows: where each row begins and ends in the two.
         exclude: ``(queries, K)`` and ``(keys, K)`` bool: a pair is left out if both have some column set.
         repeated: ``(queries,)`` bool: queries that have the same keys in another row, and count there.
+        groups: ``(queries,)`` and ``(keys,)``, the group through which a row's tokens meet.
     """
 
     queries: Tensor | slice
@@ -73,6 +74,7 @@ class Part:
     rows: Rows
     exclude: tuple[Tensor, Tensor] | None = None
     repeated: Tensor | None = None
+    groups: tuple[Tensor, Tensor] | None = None
 
     def split(self) -> Iterator[Part]:
         """One part for each row that has queries."""
@@ -80,7 +82,14 @@ class Part:
             if q.stop > q.start:
                 rows = Rows.single(q.stop - q.start, k.stop - k.start, self.rows.device)
                 repeated = None if self.repeated is None else self.repeated[q]
-                yield Part(_sub(self.queries, q), _sub(self.keys, k), rows, _exclude(self.exclude, q, k), repeated)
+                yield Part(
+                    _sub(self.queries, q),
+                    _sub(self.keys, k),
+                    rows,
+                    _pair(self.exclude, q, k),
+                    repeated,
+                    _pair(self.groups, q, k),
+                )
 
     def split_window(self, local_window: int, max_queries: int) -> Iterator[Part]:
         """For a sliding window: one part for each ``max_queries`` queries of a row, with the keys they can see.
@@ -97,7 +106,7 @@ class Part:
                 first = k.start + max(0, earlier + start - q.start - local_window)
                 some_q, some_k = slice(start, stop), slice(first, k.start + earlier + stop - q.start)
                 rows = Rows.single(stop - start, some_k.stop - first, self.rows.device)
-                exclude = _exclude(self.exclude, some_q, some_k)
+                exclude = _pair(self.exclude, some_q, some_k)
                 yield Part(_sub(self.queries, some_q), _sub(self.keys, some_k), rows, exclude)
 
 
@@ -107,8 +116,8 @@ def _sub(index: Tensor | slice, part: slice) -> Tensor | slice:
     return index[part]
 
 
-def _exclude(exclude: tuple[Tensor, Tensor] | None, q: slice, k: slice) -> tuple[Tensor, Tensor] | None:
-    return None if exclude is None else (exclude[0][q], exclude[1][k])
+def _pair(both: tuple[Tensor, Tensor] | None, q: slice, k: slice) -> tuple[Tensor, Tensor] | None:
+    return None if both is None else (both[0][q], both[1][k])
 
 
 def take(tokens: Tensor, index: Tensor | slice) -> Tensor:

@@ -10,16 +10,18 @@ from rich.table import Table
 
 from .settings import Measurement
 
-_COLUMNS = ("what", "tokens", "K", "k", "w", "dtype", "dense", "Focus", "ratio", "limit", "pairs computed", "how")
+_COLUMNS = ("what", "tokens", "setting", "dense", "Focus", "ratio", "limit", "computed", "how")
 
 
-def table(measurements: Sequence[Measurement]) -> Table:
-    """A rich table."""
+def table(measurements: Sequence[Measurement], width: int) -> Table:
+    """A rich table; on a narrow screen without the last column."""
+    columns = _COLUMNS if width >= 140 else _COLUMNS[:-1]
     result = Table()
-    for column in _COLUMNS:
-        result.add_column(column, justify="left" if column in ("what", "dtype", "how") else "right", no_wrap=True)
+    for column in columns:
+        is_text = column in ("what", "setting", "how")
+        result.add_column(column, justify="left" if is_text else "right", no_wrap=not is_text, overflow="fold")
     for cells in map(_cells, measurements):
-        result.add_row(*cells)
+        result.add_row(*cells[: len(columns)])
     return result
 
 
@@ -38,10 +40,7 @@ def _cells(measured: Measurement) -> list[str]:
     return [
         measured.kind,
         f"{setting.length:,}",
-        str(setting.num_groups),
-        str(setting.top_k),
-        str(setting.local_window),
-        setting.dtype,
+        f"K={setting.num_groups} k={setting.top_k} w={setting.local_window} {setting.dtype}",
         shown(measured.dense),
         shown(measured.focus),
         f"{measured.ratio:.2f}x",

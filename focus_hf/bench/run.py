@@ -77,8 +77,9 @@ def run_bench(
     if json_out == "-":
         sys.stdout.write(json.dumps(document, indent=2) + "\n")
     else:
-        Console().print(table(results))
-        Console().print(summary(facts), highlight=False)
+        screen = Console()
+        screen.print(table(results, screen.width))
+        screen.print(summary(facts), highlight=False)
         if json_out is not None:
             write_atomically(Path(json_out), (json.dumps(document, indent=2) + "\n").encode())
     if markdown is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping
 from statistics import median
@@ -9,6 +10,9 @@ from typing import Any
 
 import torch
 from torch.profiler import profile
+
+# The profiler's own log lines would stand between the results.
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
 #: Steps of Focus attention, as the profiler sees them.
 STEPS = ("plan", "gather", "groups", "window", "merge")

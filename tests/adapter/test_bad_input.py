@@ -28,7 +28,7 @@ from tests.families import FAMILIES, base_model, focus_config, focus_model, logi
         ({"group_dim": 0}, "group_dim must be an integer of at least 1"),
         ({"temperature": 0.0}, "temperature must be positive, got 0.0"),
         ({"gate_strength": -1.0}, "gate_strength must not be negative"),
-        ({"gate": "sigmoid"}, "gate must be one of additive, multiplicative, got 'sigmoid'"),
+        ({"gate": "sigmoid"}, "gate must be one of additive, multiplicative, hard, got 'sigmoid'"),
         ({"format_version": 99}, "format_version 99.*reads up to 1.*pip install -U focus-hf"),
     ],
 )

@@ -37,7 +37,8 @@ class CpuFlash(Kernel):
         if call.window is not None:  # excluded pairs cost nothing in the mask of a band
             return _window_forward(query, key, value, call, call.window)
         if not call.causal and call.exclude is not None:
-            excluded = share_a_group(*call.exclude)
+            of_query, of_key = call.exclude
+            excluded = of_query & of_key.T if of_key.shape[1] == 1 else share_a_group(of_query, of_key)
             bias = torch.zeros_like(excluded, dtype=query.dtype).masked_fill_(excluded, torch.finfo(query.dtype).min)
             return cpu_flash(query, key, value, call.scale, bias=bias[None, None])
         return super().forward(query, key, value, call)

@@ -1,0 +1,109 @@
+"""`focus-hf bench` and `info`: what they print, and that no number is made up."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from focus_hf.attention import count_pairs
+from focus_hf.bench import Measurement, Setting, bench_attention, bench_decode, bench_memory, bench_training, grid
+from focus_hf.bench.attention import random_call
+from focus_hf.bench.report import to_markdown
+from tests.cli.test_cli import focus_hf as run
+
+SMALL = ["--lengths", "256", "--local-window", "16", "--heads", "2", "--head-dim", "8", "--seconds", "0.1"]
+
+
+def test_attention_and_decoding_as_json_on_the_screen():
+    result = run("bench", "--what", "attention,decode", *SMALL, "--top-k", "1,2", "--json")
+    assert result.returncode == 0, result.stderr
+    document = json.loads(result.stdout)
+    assert document["environment"]["packages"]["torch"] == torch.__version__
+    kinds = [(measured["kind"], measured["top_k"]) for measured in document["results"]]
+    assert kinds == [("attention", 1), ("attention", 2), ("decode", 1), ("decode", 2)]
+    for measured in document["results"]:
+        assert measured["dense"] > 0 and measured["focus"] > 0
+        assert measured["ratio"] == pytest.approx(measured["dense"] / measured["focus"])
+        assert measured["limit"] > 1
+
+
+def test_everything_else_into_files(tmp_path):
+    out = [str(tmp_path / name) for name in ("r.json", "r.md", "r.png")]
+    result = run(
+        "bench", "--what", "model,memory,training", *SMALL, "--json", out[0], "--markdown", out[1], "--plot", out[2]
+    )
+    assert result.returncode == 0, result.stderr
+    results = json.loads((tmp_path / "r.json").read_text())["results"]
+    assert [r["kind"] for r in results] == [
+        "prefill",
+        "generate",
+        "memory of attention",
+        "memory of model",
+        "training",
+        "training memory",
+    ]
+    assert all(r["dense"] > 0 and r["focus"] > 0 for r in results)
+    assert "| training memory |" in (tmp_path / "r.md").read_text()
+    assert (tmp_path / "r.png").read_bytes().startswith(b"\x89PNG")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["r.json", "r.md", "r.png"]
+
+
+def test_info_names_the_kernel_in_use():
+    result = run("info", "--json")
+    facts = json.loads(result.stdout)
+    assert facts["devices"][0]["kernel"] == "cpu-flash"
+    assert facts["kernels"]["cpu-flash"] == "available"
+    assert "cpu-flash" in run("info").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--what", "speed"], "--what must be of attention, decode, model, memory, training, got 'speed'"),
+        (["--lengths", "1k"], "--lengths takes whole numbers with commas between them, got '1k'"),
+        (["--lengths", "0"], "lengths must be positive, got 0"),
+        (["--dtype", "int8"], "dtype must be float32, bfloat16 or float16, got 'int8'"),
+        (["--kernel", "fast", "--lengths", "64"], "kernel must be 'auto' or one of"),
+    ],
+)
+def test_bad_input_gives_one_line(arguments, message):
+    result = run("bench", *arguments)
+    assert result.returncode == 1
+    assert message in result.stderr and "Traceback" not in result.stderr
+
+
+def test_limits_and_pairs_are_counted():
+    setting = Setting(300, num_groups=4, top_k=1, local_window=20, heads=2, kv_heads=1, head_dim=8)
+    measured = bench_attention(setting, seconds=0.01)
+    attended, possible = count_pairs(setting.pattern, random_call(setting, 300)[3])
+    assert measured.limit == pytest.approx(possible / attended)
+    assert attended / possible <= measured.computed <= 1.0
+    # four groups, so a query reads a quarter of the keys, its window and the sinks
+    expected = 300 / (21 + 4 + (300 - 21 - 4) / 4)
+    assert bench_decode(setting, seconds=0.01).limit == pytest.approx(expected, rel=0.15)
+
+
+def test_memory_counts_what_the_inputs_take():
+    setting = Setting(4096, heads=4, kv_heads=4, head_dim=64)
+    measured = bench_memory(setting)
+    inputs_and_output = 4 * 4096 * 4 * 64 * 4
+    assert inputs_and_output * 0.9 <= measured.dense <= inputs_and_output * 1.6
+    assert measured.focus >= inputs_and_output * 0.9
+
+
+def test_training_keeps_far_less_than_a_square():
+    _, memory = bench_training(Setting(1024, heads=2, kv_heads=2, head_dim=16), seconds=0.01)
+    assert memory.dense >= 1024 * 1024 * 4 and memory.focus > 4 * 1024 * 2 * 16 * 4
+    assert memory.ratio > 6
+
+
+def test_the_grid_leaves_out_what_cannot_be():
+    settings = list(grid([64], [2, 4], [1, 3], [8], ["float32"]))
+    assert [(s.num_groups, s.top_k) for s in settings] == [(2, 1), (4, 1), (4, 3)]
+
+
+def test_a_table_says_what_was_not_counted():
+    text = to_markdown([Measurement("generate", Setting(64), 2.0, 1.0, baseline="small Llama")])
+    assert "| generate | 64 | K=8 k=1 w=128 float32 | 2.00 ms | 1.00 ms | 2.00x |  |  | against small Llama |" in text
