@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from .. import routing
 from ..attention import HARD_GATE, Kernel, Pattern
 from .cache import append_memberships, cache_layer, find_cache, follows, tokens_seen
+from .call import RoutedConfig, Routing, SoftGate
 from .config import FocusConfig
-from .interface import RoutedConfig, Routing, SoftGate
 
 #: ``None`` lets the layer decide: soft while its centroids train, hard otherwise. "local" switches groups off and
 #: keeps window and sinks: what is left without the adapter's contribution.

@@ -25,7 +25,8 @@ def register() -> None:
     from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING, PEFT_TYPE_TO_PREFIX_MAPPING, PEFT_TYPE_TO_TUNER_MAPPING
 
     from .config import PEFT_TYPE, FocusConfig
-    from .interface import focus_attention_forward, focus_mask
+    from .interface import focus_attention_forward
+    from .masks import focus_mask
     from .model import FocusModel
 
     known = PEFT_TYPE_TO_CONFIG_MAPPING.get(PEFT_TYPE)

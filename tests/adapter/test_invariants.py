@@ -43,12 +43,12 @@ def padding_mask(side: str, batch: int, length: int) -> torch.Tensor:
 @families
 @pytest.mark.parametrize("length", [1, 2, WINDOW + 1])
 def test_short_contexts_are_bit_identical_to_the_base_model(family, length, monkeypatch):
-    from focus_hf.adapter import interface
+    from focus_hf.adapter import hard
 
     def must_not_be_called(*args, **kwargs):
         raise AssertionError("a short context left the base model's own attention")
 
-    monkeypatch.setattr(interface, "focus_attention", must_not_be_called)
+    monkeypatch.setattr(hard, "focus_attention", must_not_be_called)
     ids = token_ids(length=length)
     model = focus_model(family)
     assert torch.equal(logits(model, ids), logits(base_model(family), ids))
@@ -96,10 +96,10 @@ def test_all_paths_agree(family, top_k, side):
 @families
 def test_an_attention_layer_equals_the_float64_reference(family, monkeypatch):
     """What the registered attention function returned, against the definition on the same q, k, v."""
-    from focus_hf.adapter import interface
+    from focus_hf.adapter import hard
 
     calls = []
-    original = interface.focus_attention
+    original = hard.focus_attention
 
     def spy(query, key, value, pattern, positions, memberships, scale, *, softcap, **options):
         output = original(query, key, value, pattern, positions, memberships, scale, softcap=softcap, **options)
@@ -108,7 +108,7 @@ def test_an_attention_layer_equals_the_float64_reference(family, monkeypatch):
         assert pattern == Pattern(WINDOW, SINKS)
         return output
 
-    monkeypatch.setattr(interface, "focus_attention", spy)
+    monkeypatch.setattr(hard, "focus_attention", spy)
     model = focus_model(family, top_k=2)
     focus_hf.set_routing(model, path="grouped")
     logits(model, token_ids())

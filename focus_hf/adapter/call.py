@@ -1,0 +1,63 @@
+"""What an attention call is told about groups, and how it gets there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from ..attention import Kernel, Pattern
+
+
+@dataclass(frozen=True)
+class SoftGate:
+    """What training adds to a routing: assignments ``(B, T, K)`` with a gradient, and the gate they drive."""
+
+    assignments: Tensor
+    name: str
+    strength: float
+
+
+@dataclass(frozen=True)
+class Routing:
+    """What an attention call needs to know about groups.
+
+    Args:
+        pattern: window, sinks, dense start.
+        memberships: bool ``(B, tokens seen, K)``, cached tokens included; of the new tokens only if ``in_stores``.
+        top_k: groups per token.
+        path: a name in `focus_hf.attention.PATHS`.
+        kernel: the backend; ``None`` for the best one.
+        soft: set in training.
+        cache_layer: where the tokens are cached, if they are.
+        in_stores: the cache layer is stored by groups.
+        owner: the adapter.
+    """
+
+    pattern: Pattern
+    memberships: Tensor
+    top_k: int
+    path: str = "auto"
+    kernel: Kernel | None = None
+    soft: SoftGate | None = None
+    cache_layer: Any = None
+    in_stores: bool = False
+    owner: object = None
+
+
+class RoutedConfig:
+    """An attention module's own config for the length of one call, naming our function and carrying the routing.
+
+    The attention interface passes no hidden states, but it does pass the module; the base model's config, and with
+    it the way masks are made, stays as it is.
+    """
+
+    _attn_implementation = "focus"
+
+    def __init__(self, config: Any, routing: Routing) -> None:
+        self.original = config
+        self.routing = routing
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.original, name)

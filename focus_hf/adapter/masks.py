@@ -1,0 +1,98 @@
+"""Masks: what a base model makes, read; and what it needs for attention called "focus", made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.masking_utils import causal_mask_function, flash_attention_mask, sdpa_mask
+
+from ..attention import PADDING
+
+
+def align(
+    key: Tensor, value: Tensor, memberships: Tensor, mask: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Make keys, memberships and mask cover the same tokens.
+
+    A static cache returns unused room after the tokens seen; a sliding one has dropped the oldest keys.
+    """
+    seen = memberships.shape[1]
+    if key.shape[2] > seen:
+        key, value = key[:, :, :seen], value[:, :, :seen]
+        mask = mask[..., :seen] if mask is not None else None
+    else:
+        memberships = memberships[:, seen - key.shape[2] :]
+        mask = mask[..., -key.shape[2] :] if mask is not None else None
+    return key, value, memberships, mask
+
+
+def read_mask(
+    mask: Tensor | None,
+    query_shape: torch.Size,
+    num_keys: int,
+    device: torch.device,
+    *,
+    dropped: int = 0,
+    is_sliding: bool = False,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Turn whatever mask the base model made into positions and documents, plus the mask itself if it says more.
+
+    Args:
+        mask: ``None``; ``(B, S)`` with 0 for padding; or ``(B, 1 or H, Q, S)``, bool or additive (0 = attend).
+        query_shape: ``(B, H, Q, D)``; the queries are the last ``Q`` of the ``S`` tokens.
+        num_keys: ``S``.
+        device: of the tensors.
+        dropped: older tokens that a sliding cache no longer holds.
+        is_sliding: the mask is that of a sliding window.
+
+    Returns:
+        Positions ``(B, S)``: a token's rank among the tokens of its document, ``PADDING`` for padding. Documents
+        ``(B, S)`` where several are packed into a row, else ``None``. And ``None`` where causality, padding and
+        documents say it all, else the allowed pairs ``(B, 1 or H, Q, S)``.
+    """
+    batch, num_queries = query_shape[0], query_shape[2]
+    index = torch.arange(num_keys, device=device)
+    if mask is None:
+        return (index + dropped).expand(batch, num_keys), None, None
+    if mask.dim() == 2:
+        return _positions(mask.bool(), dropped), None, None
+    allowed = mask if mask.dtype == torch.bool else mask == 0
+    allowed = allowed.expand(batch, -1, -1, -1)
+    real = allowed[:, 0, -1]
+    causal = causal_mask(num_queries, num_keys, device)
+    if bool((allowed == (causal & real[:, None, None, :])).all()):
+        return _positions(real, dropped), None, None
+    if num_queries == num_keys and not is_sliding:
+        # Packed documents: a token's position is the number of tokens it may look back at, itself excluded.
+        positions = allowed[:, 0].sum(dim=-1) - 1
+        documents = allowed[:, 0].int().argmax(dim=-1)  # the first token it may look back at
+        real = positions != PADDING
+        same = (documents[:, :, None] == documents[:, None, :]) & real[:, :, None] & real[:, None, :]
+        ordered = bool((documents.cummax(dim=-1).values == documents)[real].all())
+        if ordered and bool((allowed == (same & causal)[:, None]).all()):
+            return positions, documents, None
+        return positions, None, allowed
+    return _positions(allowed[:, 0].any(dim=1), dropped), None, allowed
+
+
+def _positions(real: Tensor, dropped: int) -> Tensor:
+    return torch.where(real, real.cumsum(dim=-1) - 1 + dropped, PADDING)
+
+
+def causal_mask(num_queries: int, num_keys: int, device: torch.device) -> Tensor:
+    """bool ``(Q, S)``: what the last ``Q`` of ``S`` tokens may look back at."""
+    index = torch.arange(num_keys, device=device)
+    return index[None, :] <= index[num_keys - num_queries :, None]
+
+
+def focus_mask(*args: Any, mask_function: Callable = causal_mask_function, **kwargs: Any) -> Tensor | None:
+    """Mask function registered as ``"focus"``: the 2-D padding mask or ``None`` where that says it all.
+
+    No ``T x T`` tensor is built for causal attention, padded or not. Other patterns (a sliding window, packed
+    documents) come as SDPA's boolean mask.
+    """
+    make: Callable = flash_attention_mask if mask_function is causal_mask_function else sdpa_mask
+    return make(*args, mask_function=mask_function, **kwargs)
