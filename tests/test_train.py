@@ -57,6 +57,45 @@ def test_training_leaves_a_balanced_adapter_and_lowers_the_loss(tmp_path):
     assert not model.training and focus_layers(model)[0].gate_strength is None
 
 
+@pytest.mark.parametrize("top_k", [1, 2])
+def test_hard_training_runs_what_inference_runs_and_teaches_the_centroids(top_k):
+    """The loss is that of hard attention, and its gradient reaches every layer's centroids and projection."""
+    model = focus_model("llama", gate="hard", top_k=top_k)
+    ids = token_ids(length=48)
+    with routing_mode(model, "hard"), torch.no_grad():
+        expected = model(input_ids=ids, labels=ids, use_cache=False).loss
+    with routing_mode(model, "soft"):
+        loss = model(input_ids=ids, labels=ids, use_cache=False).loss
+    torch.testing.assert_close(loss, expected, rtol=1e-4, atol=1e-5)
+    loss.backward()
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            assert parameter.grad is not None and parameter.grad.abs().max() > 0, name
+
+
+def test_hard_training_says_what_it_cannot_do():
+    model = focus_model("gemma2", gate="hard")
+    with (
+        routing_mode(model, "soft"),
+        pytest.raises(NotImplementedError, match='gate="hard" cannot train through soft'),
+    ):
+        model(input_ids=token_ids(length=48), use_cache=False)
+
+
+def test_base_weights_learn_through_hard_attention():
+    """LoRA or full training with a Focus adapter on: gradients equal those of the path with explicit masks."""
+    gradients = {}
+    for path in ("grouped", "masked"):
+        model = focus_model("llama")
+        focus_hf.set_routing(model, path=path, mode="hard")
+        weight = model.base_model.model.model.layers[0].self_attn.q_proj.weight.requires_grad_()
+        ids = token_ids(length=48)
+        model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
+        gradients[path] = weight.grad
+    assert gradients["masked"].abs().max() > 0
+    torch.testing.assert_close(gradients["grouped"], gradients["masked"], rtol=1e-4, atol=1e-6)
+
+
 def test_the_same_seed_gives_the_same_adapter(tmp_path):
     results = []
     for run in range(2):

@@ -21,7 +21,7 @@ from .plan import Plan, make_plan
 from .rows import Gatherer, Part, take
 
 #: Queries of a sliding window handled together by kernels that work row by row; bounds their memory.
-WINDOW_QUERIES = 512
+WINDOW_QUERIES = 2048
 
 
 def grouped_focus_attention(

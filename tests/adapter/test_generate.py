@@ -217,6 +217,18 @@ def test_long_caches_are_stored_by_groups(family, storage):
     torch.testing.assert_close(rest, logits(model, ids, use_cache=False)[:, 40:], **CLOSE)
 
 
+@pytest.mark.parametrize("dense_below", [10, 30])
+def test_dense_below_in_every_way_of_caching(dense_below, storage):
+    """Prefill below and beyond it, then a token and a chunk at a time."""
+    model, ids = model_of("llama", dense_below=dense_below), token_ids(length=48)
+    expected = logits(model, ids, use_cache=False)
+    for first in (5, 20, 40):
+        past, parts = DynamicCache(config=model.config), []
+        for chunk in (ids[:, :first], ids[:, first : first + 1], ids[:, first + 1 : 45], ids[:, 45:]):
+            parts.append(logits(model, chunk, past_key_values=past, use_cache=True))
+        torch.testing.assert_close(torch.cat(parts, dim=1), expected, **CLOSE)
+
+
 def test_keys_come_back_in_their_order(storage):
     model, ids = focus_model("llama"), token_ids(length=48)
     mask = torch.ones_like(ids)

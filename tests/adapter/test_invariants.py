@@ -57,6 +57,32 @@ def test_short_contexts_are_bit_identical_to_the_base_model(family, length, monk
 
 
 @families
+def test_dense_below_leaves_short_contexts_and_first_positions_to_dense_attention(family, monkeypatch):
+    from focus_hf.adapter import hard
+
+    ids, below = token_ids(), 30
+    model = focus_model(family, dense_below=below)
+    dense = logits(base_model(family), ids)
+    # A context of that length runs the base model's own attention; in a longer one, the first positions equal it.
+    assert torch.equal(logits(model, ids[:, :below]), logits(base_model(family), ids[:, :below]))
+    result = logits(model, ids)
+    torch.testing.assert_close(result[:, :below], dense[:, :below], rtol=1e-4, atol=1e-4)
+    assert (result[:, below + 1 :] - dense[:, below + 1 :]).abs().max() > 1e-4
+    monkeypatch.setattr(hard, "focus_attention", lambda *args, **kwargs: pytest.fail("not the base model's attention"))
+    logits(model, ids[:, :below], use_cache=True)
+
+
+@families
+def test_more_than_half_of_the_groups_each_is_dense_attention(family):
+    """Any two tokens then share one, and the base model's own attention is the same function."""
+    ids = token_ids()
+    dense = logits(base_model(family), ids, use_cache=False)
+    assert torch.equal(logits(focus_model(family, top_k=3), ids, use_cache=False), dense)
+    assert torch.equal(logits(focus_model(family, top_k=3), ids, use_cache=True), dense)
+    assert not torch.equal(logits(focus_model(family, top_k=2), ids, use_cache=False), dense)
+
+
+@families
 def test_longer_contexts_are_not(family):
     ids = token_ids()
     assert (logits(focus_model(family), ids) - logits(base_model(family), ids)).abs().max() > 1e-4

@@ -171,7 +171,7 @@ def test_every_path_equals_the_float64_reference(case, data):
 
 
 @settings(max_examples=80, deadline=None)
-@given(case=calls, data=st.data(), window_queries=st.sampled_from([32, 64, 1024]))
+@given(case=calls, data=st.data(), window_queries=st.sampled_from([32, 64, 2048]))
 def test_gradients_of_the_grouped_path_equal_those_of_the_reference(case, data, window_queries):
     arguments, options, mask = make_call(case, data)
     logits = options["sink_logits"]
