@@ -79,8 +79,10 @@ def save_plot(measurements: Iterable[Measurement], path: Path) -> None:
         if None not in limits:
             axes.plot(lengths, limits, linestyle="--", linewidth=1, color=line.get_color(), alpha=0.6)
     axes.axhline(1.0, color="grey", linewidth=1)
-    axes.set(xscale="log", xlabel="tokens", ylabel="times faster than dense (dashed: limit)")
+    axes.set(xlabel="tokens", ylabel="times faster than dense (dashed: limit)")
     axes.set_xscale("log", base=2)
+    ticks = sorted({point.setting.length for points in lines.values() for point in points})
+    axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
     axes.legend(fontsize="small")
     temporary = path.with_name(f".{path.name}.tmp.png")
     figure.savefig(temporary, dpi=150)
