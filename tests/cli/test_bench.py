@@ -86,9 +86,9 @@ def test_limits_and_pairs_are_counted():
 
 
 def test_memory_counts_what_the_inputs_take():
-    setting = Setting(4096, heads=4, kv_heads=4, head_dim=64)
+    setting = Setting(8192, heads=4, kv_heads=4, head_dim=64)
     measured = bench_memory(setting)
-    inputs_and_output = 4 * 4096 * 4 * 64 * 4
+    inputs_and_output = 4 * 8192 * 4 * 64 * 4
     assert inputs_and_output * 0.9 <= measured.dense <= inputs_and_output * 1.6
     assert measured.focus >= inputs_and_output * 0.9
 
