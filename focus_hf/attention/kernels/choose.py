@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 from torch import Tensor
 
 from .base import Kernel
@@ -32,5 +34,11 @@ def find_kernel(query: Tensor, value: Tensor) -> Kernel:
     return next(
         kernel
         for kernel in KERNELS
-        if not kernel.only_when_named and kernel.missing() is None and kernel.unsupported(query, value) is None
+        if not kernel.only_when_named and kernel.unsupported(query, value) is None and _is_there(kernel)
     )
+
+
+@functools.cache
+def _is_there(kernel: Kernel) -> bool:
+    """Looked up once: this is asked in every layer and at every token."""
+    return kernel.missing() is None
