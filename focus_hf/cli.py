@@ -29,7 +29,8 @@ def demo(
     steps: Annotated[int, typer.Option(help="Training steps of the centroids.", min=1)] = 120,
 ) -> None:
     """Train, push to a Hub on this machine, load back and generate: the whole story, offline."""
-    run_demo = _optional("focus_hf.demo", "run_demo", "train,hub,viz")
+    from .demo import run_demo
+
     run_demo(base, text, out, steps)
 
 
@@ -42,7 +43,8 @@ def hub(
     port: Annotated[int, typer.Option(help="Port to listen on.", min=1, max=65535)] = 8888,
 ) -> None:
     """Run a Hugging Face Hub on this machine."""
-    serve = _optional("focus_hf.hub.server", "serve", "hub")
+    from .hub.server import serve
+
     _stderr().print(f"Local Hub of {root}: set HF_ENDPOINT=http://{host}:{port}. Stop it with Ctrl-C.", soft_wrap=True)
     serve(root, host, port)
 
@@ -192,6 +194,16 @@ def _numbers(option: str, text: str) -> list[int]:
         raise ValueError(f"{option} takes whole numbers with commas between them, got {text!r}.") from None
 
 
+#: Packages that a command may find missing, and the extra that brings them.
+_EXTRAS = {
+    "accelerate": "train",
+    "datasets": "train",
+    "dulwich": "hub",
+    "matplotlib": "viz",
+    "starlette": "hub",
+    "uvicorn": "hub",
+}
+
 #: Commands whose --json takes a file; without one they print.
 _JSON_FILES = ("bench",)
 
@@ -209,24 +221,13 @@ def _json_to_screen(arguments: list[str]) -> list[str]:
     return result
 
 
-def _optional(module: str, name: str, extra: str) -> Any:
-    """Import something that needs packages of an extra.
-
-    Raises:
-        RuntimeError: they are not installed; says how to.
-    """
-    import importlib
-
-    try:
-        return getattr(importlib.import_module(module), name)
-    except ModuleNotFoundError as error:
-        if (error.name or "").startswith("focus_hf"):
-            raise
-        raise RuntimeError(f"This needs {error.name}: pip install 'focus-hf[{extra}]'") from None
-
-
 def _print(values: dict[str, Any], text: str, as_json: bool) -> None:
     typer.echo(json.dumps(values) if as_json else text)
+
+
+def _fail(message: str) -> None:
+    _stderr().print(f"focus-hf: {' '.join(message.split())}", markup=False, highlight=False, soft_wrap=True)
+    sys.exit(1)
 
 
 def _stderr() -> Console:
@@ -238,9 +239,12 @@ def main() -> None:
     try:
         app(_json_to_screen(sys.argv[1:]))
     except (ValueError, RuntimeError, OSError) as error:
-        message = " ".join(str(error).split())
-        _stderr().print(f"focus-hf: {message}", markup=False, highlight=False, soft_wrap=True)
-        sys.exit(1)
+        _fail(str(error))
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in _EXTRAS:
+            raise
+        _fail(f"This needs {package}: pip install 'focus-hf[{_EXTRAS[package]}]'")
     except KeyboardInterrupt:
         sys.exit(130)
 

@@ -177,7 +177,7 @@ class FocusLayer(nn.Module, BaseTunerLayer):
             attention.config = attention.config.original
 
     def _route(self, adapter_name: str, hidden_states: Tensor, cache: Any, mask: Any) -> Routing | None:
-        """The routing of this call, or ``None`` where all pairs are local and the base model's attention is it."""
+        """The routing of this call, or ``None`` where every pair is attended and the base model's attention is it."""
         config = self.configs[adapter_name]
         pattern = Pattern(config.local_window, config.sink_tokens, config.dense_below)
         layer = None if cache is None else cache_layer(cache, self.get_base_layer().layer_idx)

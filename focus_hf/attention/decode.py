@@ -81,13 +81,6 @@ class TokenList:
         """Keys, values and facts of some tokens."""
         return self.keys[:, index], self.values[:, index], self.facts[index]
 
-    def keep(self, index: slice) -> None:
-        """Forget all other tokens."""
-        keys, values, facts = (x.clone() for x in self.part(index))
-        self.length = facts.shape[0]
-        self._keys[:, : self.length], self._values[:, : self.length] = keys, values
-        self._facts[: self.length] = facts
-
 
 def _grown(tensor: Tensor, capacity: int, dim: int) -> Tensor:
     shape = list(tensor.shape)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -49,7 +50,12 @@ def run_bench(
         json_out: file for JSON, or ``"-"`` for standard output, where then nothing else goes.
         markdown: file for the table.
         plot: PNG of ratios against lengths.
+
+    Raises:
+        ModuleNotFoundError: a plot is asked for and matplotlib is missing; said before anything is measured.
     """
+    if plot is not None:
+        importlib.import_module("matplotlib")
     if threads is not None:
         torch.set_num_threads(threads)
     torch.empty(_WARM_UP_BYTES, dtype=torch.uint8)  # freed at once

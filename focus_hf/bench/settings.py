@@ -95,15 +95,35 @@ def grid(
     """All combinations, those with ``top_k > num_groups`` left out.
 
     Raises:
-        ValueError: a number is not positive, or a dtype is unknown.
+        ValueError: a number is out of range, a dtype is unknown, or the device is not there.
     """
     for name, values in (("lengths", lengths), ("num_groups", num_groups), ("top_k", top_k)):
         for value in values:
             if value < 1:
                 raise ValueError(f"{name} must be positive, got {value}.")
+    for window in local_window:
+        if window < 0:
+            raise ValueError(f"local_window must not be negative, got {window}.")
+    heads, kv_heads = fixed.get("heads", Setting.heads), fixed.get("kv_heads", Setting.kv_heads)
+    if heads % kv_heads:
+        raise ValueError(f"heads ({heads}) must be a multiple of kv_heads ({kv_heads}).")
+    check_device(fixed.get("device", Setting.device))
     for dtype in dtypes:
         if not isinstance(getattr(torch, dtype, None), torch.dtype) or not getattr(torch, dtype).is_floating_point:
             raise ValueError(f"dtype must be float32, bfloat16 or float16, got {dtype!r}.")
     for dtype, window, groups, k, length in itertools.product(dtypes, local_window, num_groups, top_k, lengths):
         if k <= groups:
             yield Setting(length, groups, k, window, dtype=dtype, **fixed)
+
+
+def check_device(device: str) -> None:
+    """Make sure that a device can be used.
+
+    Raises:
+        ValueError: there is no such device on this machine.
+    """
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:  # PyTorch asserts where CUDA is missing
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"device {device!r} cannot be used here: {reason}") from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 import torch
@@ -64,6 +65,9 @@ def test_info_names_the_kernel_in_use():
         (["--what", "speed"], "--what must be of attention, decode, model, memory, training, got 'speed'"),
         (["--lengths", "1k"], "--lengths takes whole numbers with commas between them, got '1k'"),
         (["--lengths", "0"], "lengths must be positive, got 0"),
+        (["--local-window", "-1"], "local_window must not be negative, got -1"),
+        (["--heads", "3", "--kv-heads", "2"], "heads (3) must be a multiple of kv_heads (2)"),
+        (["--device", "abacus"], "device 'abacus' cannot be used here"),
         (["--dtype", "int8"], "dtype must be float32, bfloat16 or float16, got 'int8'"),
         (["--kernel", "fast", "--lengths", "64"], "kernel must be 'auto' or one of"),
     ],
@@ -107,3 +111,12 @@ def test_the_grid_leaves_out_what_cannot_be():
 def test_a_table_says_what_was_not_counted():
     text = to_markdown([Measurement("generate", Setting(64), 2.0, 1.0, baseline="small Llama")])
     assert "| generate | 64 | K=8 k=1 w=128 float32 | 2.00 ms | 1.00 ms | 2.00x |  |  | against small Llama |" in text
+
+
+def test_a_missing_package_is_named_before_anything_is_measured(tmp_path):
+    absent = "raise ModuleNotFoundError(\"No module named 'matplotlib'\", name='matplotlib')\n"
+    (tmp_path / "matplotlib.py").write_text(absent)
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    result = run("bench", *SMALL, "--plot", str(tmp_path / "r.png"), PYTHONPATH=path)
+    assert result.returncode == 1 and result.stdout == ""
+    assert result.stderr.strip() == "focus-hf: This needs matplotlib: pip install 'focus-hf[viz]'"

@@ -78,15 +78,11 @@ class TorchFlash(CudaFlash):
         return torch.ops.aten
 
     def _varlen_forward(self, q: Tensor, k: Tensor, v: Tensor, call: Call, window: tuple[int, int]) -> Result:
-        rows = call.rows
         output, lse, *_ = self._interface()._flash_attention_forward(
             q,
             k,
             v,
-            rows.cu_queries,
-            rows.cu_keys,
-            rows.longest_query,
-            rows.longest_key,
+            *_lengths(call),
             0.0,
             window == (-1, 0),
             False,
@@ -99,7 +95,6 @@ class TorchFlash(CudaFlash):
     def _varlen_backward(
         self, g: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, call: Call, window: tuple[int, int]
     ) -> Gradients:
-        rows = call.rows
         no_dropout = torch.zeros(2, dtype=torch.uint64, device=q.device)
         return self._interface()._flash_attention_backward(
             g,
@@ -108,10 +103,7 @@ class TorchFlash(CudaFlash):
             v,
             o,
             lse,
-            rows.cu_queries,
-            rows.cu_keys,
-            rows.longest_query,
-            rows.longest_key,
+            *_lengths(call),
             0.0,
             window == (-1, 0),
             no_dropout,
@@ -142,15 +134,11 @@ class FlashAttn2(CudaFlash):
         return importlib.import_module("flash_attn.flash_attn_interface")
 
     def _varlen_forward(self, q: Tensor, k: Tensor, v: Tensor, call: Call, window: tuple[int, int]) -> Result:
-        rows = call.rows
         output, lse, *_ = self._interface()._flash_attn_varlen_forward(
             q,
             k,
             v,
-            rows.cu_queries,
-            rows.cu_keys,
-            rows.longest_query,
-            rows.longest_key,
+            *_lengths(call),
             dropout_p=0.0,
             softmax_scale=call.scale,
             causal=call.causal,
@@ -162,7 +150,6 @@ class FlashAttn2(CudaFlash):
     def _varlen_backward(
         self, g: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, call: Call, window: tuple[int, int]
     ) -> Gradients:
-        rows = call.rows
         dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
         self._interface()._flash_attn_varlen_backward(
             g,
@@ -174,10 +161,7 @@ class FlashAttn2(CudaFlash):
             dq,
             dk,
             dv,
-            rows.cu_queries,
-            rows.cu_keys,
-            rows.longest_query,
-            rows.longest_key,
+            *_lengths(call),
             dropout_p=0.0,
             softmax_scale=call.scale,
             causal=call.causal,
@@ -208,6 +192,12 @@ class HubFlash(FlashAttn2):
 
     def _interface(self) -> Any:
         return self._module.flash_attn_interface
+
+
+def _lengths(call: Call) -> tuple[Tensor, Tensor, int, int]:
+    """The rows as these interfaces take them: offsets of queries and keys, longest row of each."""
+    rows = call.rows
+    return rows.cu_queries, rows.cu_keys, rows.longest_query, rows.longest_key
 
 
 def _window(call: Call) -> tuple[int, int]:
