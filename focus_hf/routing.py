@@ -9,11 +9,12 @@ dimension. "Paper" is arXiv 2604.03260.
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+#: Log of next to nothing; ``-inf`` would give NaN gradients.
+NO_MASS = -1e4
 
 
 def group_scores(hidden_states: Tensor, projection: Tensor, centroids: Tensor, temperature: float) -> Tensor:
@@ -39,29 +40,32 @@ def group_scores(hidden_states: Tensor, projection: Tensor, centroids: Tensor, t
 def sinkhorn(scores: Tensor, iterations: int, valid: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Balanced soft assignments (paper, section 3): every row a distribution, every group equal mass.
 
-    Log-domain Sinkhorn over all tokens of the call together; each round normalises tokens, then groups, so
-    that rows are exact distributions at the end. Too few rounds let groups collapse: the paper uses 10.
+    Log-domain Sinkhorn over the tokens of each sequence by itself; each round normalises tokens, then groups, so that
+    rows are exact distributions at the end. Too few rounds let groups collapse: the paper uses 10. Balancing a whole
+    batch together would let each sequence crowd into a few groups of its own, which inference could not follow.
 
     Args:
-        scores: ``(B, T, K)`` or ``(N, K)``.
+        scores: ``(B, T, K)``, or ``(N, K)`` for one sequence.
         iterations: number of rounds, at least 1.
         valid: bool, ``scores.shape[:-1]``; tokens that are ``False`` (padding) carry no mass.
 
     Returns:
-        Assignments with the shape of ``scores`` (rows of invalid tokens are distributions too, but did not
-        take part), and the ``K`` column potentials ``b`` (mean zero) such that
+        Assignments with the shape of ``scores`` (rows of invalid tokens are distributions too, but did not take
+        part), and each sequence's column potentials ``b`` (mean zero), ``(B, K)`` or ``(K,)``, such that
         ``assignments = softmax(scores + b)``.
     """
-    tokens = scores.reshape(-1, scores.shape[-1])
-    if valid is not None:
-        tokens = tokens[valid.reshape(-1)]
-    mass_per_group = math.log(max(tokens.shape[0], 1) / tokens.shape[-1])
-    potentials = tokens.new_zeros(tokens.shape[-1])
+    num_groups = scores.shape[-1]
+    padding = None if valid is None else ~valid[..., None]
+    tokens = scores.shape[-2] if valid is None else valid.sum(dim=-1)[..., None, None].clamp(min=1)
+    mass_per_group = torch.as_tensor(tokens / num_groups, dtype=scores.dtype, device=scores.device).log()
+    potentials = scores.new_zeros(*scores.shape[:-2], 1, num_groups)
     for _ in range(iterations):
-        log_assignments = F.log_softmax(tokens + potentials, dim=-1)
-        potentials = potentials + mass_per_group - torch.logsumexp(log_assignments, dim=0)
-    potentials = potentials - potentials.mean()
-    return torch.softmax(scores + potentials, dim=-1), potentials
+        log_assignments = F.log_softmax(scores + potentials, dim=-1)
+        if padding is not None:
+            log_assignments = log_assignments.masked_fill(padding, NO_MASS)
+        potentials = potentials + mass_per_group - torch.logsumexp(log_assignments, dim=-2, keepdim=True)
+    potentials = potentials - potentials.mean(dim=-1, keepdim=True)
+    return torch.softmax(scores + potentials, dim=-1), potentials.squeeze(-2)
 
 
 def hard_memberships(scores: Tensor, balance: Tensor, top_k: int) -> Tensor:

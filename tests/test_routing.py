@@ -50,6 +50,22 @@ def test_more_sinkhorn_rounds_are_more_balanced():
     assert largest[0] > largest[1] > largest[2]
 
 
+def test_sinkhorn_balances_each_sequence_by_itself():
+    """Sequences about different things may not crowd into groups of their own."""
+    torch.manual_seed(0)
+    scores = torch.randn(2, 200, 4, dtype=torch.float64)
+    scores[0, :, :2] += 5.0
+    scores[1, :, 2:] += 5.0
+    assignments, potentials = routing.sinkhorn(scores, 50)
+    torch.testing.assert_close(
+        assignments.mean(dim=1), torch.full((2, 4), 0.25, dtype=torch.float64), atol=1e-3, rtol=0
+    )
+    for sequence in range(2):
+        alone, own = routing.sinkhorn(scores[sequence], 50)
+        torch.testing.assert_close(assignments[sequence], alone)
+        torch.testing.assert_close(potentials[sequence], own)
+
+
 def test_padding_takes_no_part_in_sinkhorn():
     torch.manual_seed(0)
     scores = torch.randn(2, 40, 4) * 3
@@ -61,6 +77,9 @@ def test_padding_takes_no_part_in_sinkhorn():
     second, b2 = routing.sinkhorn(disturbed, 10, valid)
     torch.testing.assert_close(b1, b2)
     torch.testing.assert_close(first[valid], second[valid])
+    alone, own = routing.sinkhorn(scores[0, :30], 10)
+    torch.testing.assert_close(first[0, :30], alone)
+    torch.testing.assert_close(b1[0], own)
 
 
 @settings(max_examples=50, deadline=None)

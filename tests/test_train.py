@@ -12,7 +12,7 @@ import focus_hf
 from focus_hf.adapter import focus_layers, routing_mode
 from focus_hf.attention import Pattern, count_pairs
 from focus_hf.evaluate import attended_share, perplexity, quality_figure, quality_table
-from focus_hf.train import GateSchedule, calibrate, tokenize_windows, train_centroids
+from focus_hf.train import RoutingSchedule, calibrate, tokenize_windows, train_centroids
 from tests.families import base_model, focus_config, focus_model, logits, token_ids
 
 
@@ -30,7 +30,7 @@ def test_windows_of_a_text():
 
 
 def test_gate_schedule_rises_from_start_to_end():
-    schedule = GateSchedule(focus_model("llama"), start=1.0, end=8.0, reached_at=0.5)
+    schedule = RoutingSchedule(focus_model("llama"), gate=(1.0, 8.0), reached_at=0.5)
     strengths = [schedule.strength(progress) for progress in (0.0, 0.25, 0.5, 1.0)]
     assert strengths == pytest.approx([1.0, math.sqrt(8), 8.0, 8.0])
 

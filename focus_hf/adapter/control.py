@@ -22,6 +22,7 @@ def set_routing(
     path: str | None = None,
     kernel: str | None = None,
     gate_strength: float | None = _KEEP,
+    temperature: float | None = _KEEP,
 ) -> None:
     """Change how a model with a Focus adapter routes, at any time.
 
@@ -35,6 +36,8 @@ def set_routing(
             where it can run. All give the same result.
         kernel: the attention backend, a name that ``focus-hf info`` lists, or ``"auto"``.
         gate_strength: ``lambda`` of the training gate; ``None`` goes back to the adapter's own.
+        temperature: ``tau``; ``None`` goes back to the adapter's own. For training schedules: balance potentials
+            belong to one temperature.
 
     Raises:
         ValueError: no Focus adapter, or a value that is out of range.
@@ -48,6 +51,8 @@ def set_routing(
     chosen_kernel = None if kernel is None or kernel == "auto" else kernel_named(kernel)
     if gate_strength is not _KEEP and gate_strength is not None and not gate_strength >= 0:
         raise ValueError(f"gate_strength must not be negative, got {gate_strength!r}.")
+    if temperature is not _KEEP and temperature is not None and not temperature > 0:
+        raise ValueError(f"temperature must be positive, got {temperature!r}.")
     if top_k is not None:
         _set_top_k(layers, top_k)
     for layer in layers:
@@ -59,6 +64,8 @@ def set_routing(
             layer.kernel = chosen_kernel
         if gate_strength is not _KEEP:
             layer.gate_strength = gate_strength
+        if temperature is not _KEEP:
+            layer.temperature = temperature
 
 
 def _set_top_k(layers: list[FocusLayer], top_k: int) -> None:
@@ -85,10 +92,10 @@ def routing_mode(model: nn.Module, mode: str | None) -> Iterator[None]:
 
 @contextmanager
 def observe_routing(model: nn.Module, observer: Callable[[FocusLayer, Tensor, Tensor], None]) -> Iterator[None]:
-    """Within the block, call ``observer(layer, scores, memberships)`` at every hard routing decision.
+    """Within the block, call ``observer(layer, scores, memberships)`` at every routing decision.
 
-    Scores are float32 ``(B, T, K)`` without the balance potentials, memberships bool ``(B, T, K)``. Sequences short
-    enough for the base model's own attention are observed too.
+    Memberships are the hard ones, in soft mode too. Scores are float32 ``(B, T, K)`` without the balance potentials,
+    memberships bool ``(B, T, K)``. Sequences short enough for the base model's own attention are observed too.
     """
     layers = focus_layers(model)
     for layer in layers:

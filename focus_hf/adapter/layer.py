@@ -10,7 +10,7 @@ import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 
-from .. import routing
+from .. import ranks, routing
 from ..attention import HARD_GATE, Kernel, Pattern
 from .cache import append_memberships, cache_layer, find_cache, follows, tokens_seen
 from .call import RoutedConfig, Routing, SoftGate
@@ -49,8 +49,10 @@ class FocusLayer(nn.Module, BaseTunerLayer):
         self.path = "auto"
         self.kernel: Kernel | None = None
         self.gate_strength: float | None = None
+        self.temperature: float | None = None
         self.observer: Callable[[FocusLayer, Tensor, Tensor], None] | None = None
         self._checked: set[str] = set()
+        self._potentials: list[Tensor] = []
         self._handles = [
             attention.register_forward_pre_hook(self._before_attention, with_kwargs=True),
             attention.register_forward_hook(self._after_attention, always_call=True),
@@ -132,15 +134,38 @@ class FocusLayer(nn.Module, BaseTunerLayer):
             )
         return active[0] if active else None
 
-    def forward(self, hidden_states: Tensor, adapter_name: str) -> Tensor:
-        """Scores of every token against every centroid: ``(B, T, d)`` to float32 ``(B, T, K)``."""
+    @property
+    def routing_config(self) -> FocusConfig:
+        """Configuration of the adapter in force.
+
+        Raises:
+            ValueError: there is none.
+        """
+        name = self.routing_adapter
+        if name is None:
+            raise ValueError("No layer was routed: the Focus adapter is not active.")
+        return self.configs[name]
+
+    def forward(self, hidden_states: Tensor, adapter_name: str) -> tuple[Tensor, Tensor]:
+        """Scores of every token against every centroid, and the balance potentials.
+
+        Parameters are read here and nowhere else in a forward pass, so that FSDP may wrap this module by itself.
+
+        Args:
+            hidden_states: ``(B, T, d)``.
+            adapter_name: whose centroids.
+
+        Returns:
+            float32 ``(B, T, K)`` and float32 ``(K,)``, the latter without gradient.
+        """
         self._check_finite(adapter_name)
-        return routing.group_scores(
+        scores = routing.group_scores(
             hidden_states,
             self.focus_proj[adapter_name],
             self.focus_centroids[adapter_name],
-            self.configs[adapter_name].temperature,
+            self.configs[adapter_name].temperature if self.temperature is None else self.temperature,
         )
+        return scores, self.focus_balance[adapter_name].detach().float().clone()
 
     def _check_finite(self, adapter_name: str) -> None:
         """Once per adapter: damaged or missing tensors must not quietly route at random."""
@@ -203,8 +228,8 @@ class FocusLayer(nn.Module, BaseTunerLayer):
         self, adapter_name: str, hidden_states: Tensor, pattern: Pattern, layer: Any, all_attended: bool
     ) -> Routing | None:
         config = self.configs[adapter_name]
-        scores = self(hidden_states, adapter_name)
-        memberships = routing.hard_memberships(scores, self.focus_balance[adapter_name].float(), config.top_k)
+        scores, balance = self(hidden_states, adapter_name)
+        memberships = routing.hard_memberships(scores, balance, config.top_k)
         if self.mode == "local":
             memberships = torch.zeros_like(memberships)
         if self.observer is not None:
@@ -238,15 +263,15 @@ class FocusLayer(nn.Module, BaseTunerLayer):
 
     def _soft_routing(self, adapter_name: str, hidden_states: Tensor, pattern: Pattern, mask: Any) -> Routing:
         config = self.configs[adapter_name]
-        scores = self(hidden_states, adapter_name)
-        valid = _valid_tokens(mask)
-        assignments, potentials = routing.sinkhorn(scores, config.sinkhorn_iterations, valid)
-        balance = self.focus_balance[adapter_name]
-        if self.training and assignments.requires_grad:
+        scores, balance = self(hidden_states, adapter_name)
+        assignments, potentials = routing.sinkhorn(scores, config.sinkhorn_iterations, _valid_tokens(mask))
+        if self.training and scores.requires_grad:
             # In the backward pass: gradient checkpointing computes this forward twice, and both must agree.
-            new = potentials.detach()
-            assignments.register_hook(lambda gradient: self._update_balance(balance, new))
-        hard = routing.hard_memberships(scores.detach(), balance.detach().float(), config.top_k)
+            new = potentials.detach().mean(dim=0)
+            assignments.register_hook(lambda gradient: self._update_balance(adapter_name, new))
+        hard = routing.hard_memberships(scores.detach(), balance, config.top_k)
+        if self.observer is not None:
+            self.observer(self, scores.detach(), hard)
         if config.straight_through or config.gate == HARD_GATE:
             assignments = routing.straight_through(hard, assignments)
         strength = config.gate_strength if self.gate_strength is None else self.gate_strength
@@ -254,16 +279,40 @@ class FocusLayer(nn.Module, BaseTunerLayer):
             pattern, hard, config.top_k, kernel=self.kernel, soft=SoftGate(assignments, config.gate, strength)
         )
 
-    @staticmethod
-    def _update_balance(balance: Tensor, potentials: Tensor) -> None:
+    @torch.no_grad()
+    def _update_balance(self, adapter_name: str, potentials: Tensor) -> None:
         """Running average of the Sinkhorn potentials: what inference adds to the scores instead of Sinkhorn."""
-        first = not bool(balance.any())
-        balance.data.lerp_(potentials.to(balance.dtype), 1.0 if first else BALANCE_MOMENTUM)
+        balance = self.focus_balance[adapter_name]
+        if ranks.in_shards(balance):  # ranks need not pass here at the same time
+            self._potentials.append(potentials)
+        else:
+            balance.copy_(_averaged(balance, potentials))
+
+    @torch.no_grad()
+    def agree_on_balance(self) -> None:
+        """Make the balance potentials the mean over all ranks; every rank must call it, after its backward pass.
+
+        The running average is linear, so this is what one process with all sequences would have.
+        """
+        adapter_name = self.routing_adapter
+        if adapter_name is None:
+            return
+        balance = ranks.whole(self.focus_balance[adapter_name])
+        for potentials in self._potentials:
+            balance = _averaged(balance, potentials)
+        self._potentials.clear()
+        ranks.assign(self.focus_balance[adapter_name], ranks.mean(balance))
 
     def extra_repr(self) -> str:
         return ", ".join(
             f"{name}: K={c.num_groups}, top_k={c.top_k}, window={c.local_window}" for name, c in self.configs.items()
         )
+
+
+def _averaged(balance: Tensor, potentials: Tensor) -> Tensor:
+    """One step of the running average; the first potentials are taken as they are."""
+    momentum = BALANCE_MOMENTUM if bool(balance.any()) else 1.0
+    return balance.lerp(potentials.to(balance.dtype), momentum)
 
 
 #: Scale of fresh centroids: scores of unit-variance hidden states start with a spread of a few units.

@@ -1,7 +1,7 @@
 """Speed and memory of Focus attention, as ratios against the best dense attention in the same run."""
 
+from ..machine import environment
 from .attention import bench_attention, bench_decode
-from .machine import environment
 from .memory import bench_memory
 from .model import bench_model
 from .report import save_plot, table, to_markdown

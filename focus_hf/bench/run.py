@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from ..files import write_atomically
+from ..machine import environment, summary
 from .attention import bench_attention, bench_decode
-from .machine import environment, summary
 from .memory import bench_memory
 from .model import bench_model
 from .report import save_plot, table, to_markdown

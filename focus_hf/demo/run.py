@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import subprocess
 import sys
 import time
 import warnings
 from dataclasses import dataclass
-from datetime import date
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +17,6 @@ from huggingface_hub import HfApi
 from peft import get_peft_model
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -28,8 +24,10 @@ from transformers.utils import logging
 
 from ..adapter import FocusConfig
 from ..evaluate import QualityRow, quality_figure, quality_table
-from ..hub import FocusModelCard, Results, push_to_hub, save_adapter, save_results
+from ..evaluate.report import tables
+from ..hub import Evaluation, FocusModelCard, Results, push_to_hub, save_adapter, save_results
 from ..hub.server import LocalHub
+from ..machine import measured_with
 from ..train import RichProgress, tokenize_windows, train_centroids
 from .tiny_base import python_topics, train_tiny_base
 
@@ -99,10 +97,10 @@ def run_demo(
         )
         rows = _evaluate(model, validation, progress)
 
-    _show_quality(console, rows, data, context, max(shares.values()))
+    results = _results(rows, data, context, max(shares.values()), steps)
+    _show_quality(console, results)
     adapter = save_adapter(model, out / "adapter")
     quality_figure(rows, adapter / "figures" / "quality.png")
-    results = _results(rows, data, context, max(shares.values()), steps)
     save_results(results, adapter)
     FocusModelCard.from_adapter(adapter, repo_id="demo/focus", base_model="demo/base").save(adapter / "README.md")
 
@@ -160,17 +158,10 @@ def _evaluate(model: nn.Module, validation: Tensor, progress: Progress) -> list[
 
 def _results(rows: list[QualityRow], data: str, context: int, largest_group: float, steps: int) -> Results:
     return Results(
-        data=data,
-        context_length=context,
-        rows=[row.to_dict() for row in rows],
+        [Evaluation(data, context, [row.to_dict() for row in rows])],
         largest_group=largest_group,
-        measured_with={
-            "torch": version("torch"),
-            "transformers": version("transformers"),
-            "on": f"{os.cpu_count()} {platform.machine()} CPU cores",
-            "date": date.today().isoformat(),
-        },
-        training={"centroid steps": steps, "windows per step": 4, "seed": SEED, "command": "focus-hf demo"},
+        measured_with=measured_with(),
+        training={"optimizer steps": steps, "windows per step": 4, "seed": SEED, "command": "focus-hf demo"},
     )
 
 
@@ -197,20 +188,12 @@ def _visit(model: nn.Module, input_ids: Tensor, endpoint: str, out: Path) -> dic
     return visit
 
 
-def _show_quality(console: Console, rows: list[QualityRow], data: str, context: int, largest_group: float) -> None:
-    table = Table(title=f"Perplexity on {data}, {context} tokens", title_justify="left", min_width=60)
-    for column in ("attention", "perplexity", "pairs attended"):
-        table.add_column(column, justify="left" if column == "attention" else "right")
-    names = {"dense": "dense (base model)", "local": "window and sinks only"}
-    for row in rows:
-        name = names.get(row.mode, f"Focus, top_k={row.top_k}")
-        table.add_row(name, f"{row.perplexity:.2f}", f"{100 * row.pairs:.0f} %")
+def _show_quality(console: Console, results: Results) -> None:
     console.print()
-    console.print(table)
-    ideal = f"ideal {100 / NUM_GROUPS:.1f} %"
-    console.print(
-        f"Largest group of any layer after calibration: {100 * largest_group:.1f} % ({ideal})", highlight=False
-    )
+    for table in tables(results):
+        console.print(table)
+    ideal, largest = f"ideal {100 / NUM_GROUPS:.1f} %", 100 * (results.largest_group or 0.0)
+    console.print(f"Largest group of any layer after calibration: {largest:.1f} % ({ideal})", highlight=False)
 
 
 def _show_visit(console: Console, visit: dict[str, Any]) -> None:

@@ -1,6 +1,33 @@
 """Measure what an adapter keeps of the base model's quality, and what it saves."""
 
-from .figures import quality_figure
-from .perplexity import QualityRow, attended_share, perplexity, quality_table
+from .figures import position_figure, quality_figure, retrieval_figure
+from .modes import MODES, Mode, attending, list_modes
+from .perplexity import SlidingWindows, attended_share, perplexity, position_curve, token_losses
+from .quality import QualityRow, measure_quality, quality_table
+from .retrieval import Probe, RetrievalRow, probe_retrieval
+from .run import EvaluationPlan, TokenText, evaluate, load_adapted
 
-__all__ = ["QualityRow", "attended_share", "perplexity", "quality_figure", "quality_table"]
+__all__ = [
+    "MODES",
+    "EvaluationPlan",
+    "Mode",
+    "Probe",
+    "QualityRow",
+    "RetrievalRow",
+    "SlidingWindows",
+    "TokenText",
+    "attended_share",
+    "attending",
+    "evaluate",
+    "list_modes",
+    "load_adapted",
+    "measure_quality",
+    "perplexity",
+    "position_curve",
+    "position_figure",
+    "probe_retrieval",
+    "quality_figure",
+    "quality_table",
+    "retrieval_figure",
+    "token_losses",
+]

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+import io
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
-from .perplexity import QualityRow
+from ..files import write_atomically
+from .modes import Mode
+from .quality import QualityRow
+
+#: Shape and colour of each mode (Okabe and Ito's colours, which colour-blind eyes tell apart).
+_STYLES = {
+    "dense": ("s", "#000000"),
+    "local": ("^", "#D55E00"),
+    "soft": ("D", "#009E73"),
+    "hard": ("o", "#0072B2"),
+}
+_DASHES = ("-", "--", "-.", ":")
 
 
 def quality_figure(rows: Sequence[QualityRow], path: str | os.PathLike[str]) -> Path:
@@ -22,16 +35,11 @@ def quality_figure(rows: Sequence[QualityRow], path: str | os.PathLike[str]) -> 
     Raises:
         ModuleNotFoundError: matplotlib is not installed.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(6.4, 4.0), dpi=150)
-    markers = {"dense": "s", "local": "^", "hard": "o"}
+    figure, axes = _axes()
     for row in rows:
+        marker, colour = _STYLES[row.mode]
         label = f"Focus, top_k={row.top_k}" if row.mode == "hard" else row.mode
-        axes.plot(100 * row.pairs, row.perplexity, markers[row.mode], color="#0072B2", markersize=9)
+        axes.plot(100 * row.pairs, row.perplexity, marker, color=colour, markersize=9)
         at_the_right = row.pairs > 0.7
         axes.annotate(
             f"{label}  {row.perplexity:.2f}",
@@ -40,15 +48,82 @@ def quality_figure(rows: Sequence[QualityRow], path: str | os.PathLike[str]) -> 
             xytext=(-9 if at_the_right else 9, -16 if row.mode == "hard" else 8),  # or neighbours would overlap
             ha="right" if at_the_right else "left",
         )
-    axes.set_xlabel("pairs attended in routed layers (%)")
-    axes.set_ylabel("perplexity")
-    axes.set_xlim(0, 105)
+    axes.set(xlabel="pairs attended in routed layers (%)", ylabel="perplexity", xlim=(0, 105))
     axes.margins(y=0.2)
-    axes.grid(alpha=0.3)
     axes.set_title("Quality against pairs computed")
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
+    return _save(figure, path)
+
+
+def position_figure(rows: Iterable[QualityRow], path: str | os.PathLike[str]) -> Path:
+    """Loss above dense by position in the window: where attention that is left out is missed. See `quality_figure`.
+
+    Raises:
+        ValueError: there is no dense row to compare with.
+        ModuleNotFoundError: matplotlib is not installed.
+    """
+    rows = list(rows)
+    dense = next((row for row in rows if row.mode == "dense"), None)
+    if dense is None:
+        raise ValueError("A curve over positions compares with dense attention: measure the mode 'dense' too.")
+    figure, axes = _axes()
+    for place, row in enumerate(row for row in rows if row.mode != "dense"):
+        marker, colour = _STYLES[row.mode]
+        middle = [(bucket["first"] + bucket["last"]) / 2 for bucket in row.positions]
+        above = [ours["loss"] - theirs["loss"] for ours, theirs in zip(row.positions, dense.positions, strict=True)]
+        dashes = _DASHES[place % len(_DASHES)]
+        axes.plot(middle, above, dashes, marker=marker, color=colour, label=str(row), markersize=5)
+    axes.axhline(0, color="black", linewidth=1)
+    axes.set(xlabel="position in the window (tokens)", ylabel="loss above dense (nats per token)")
+    axes.legend(fontsize="small")
+    axes.set_title("Where long-range attention matters")
+    return _save(figure, path)
+
+
+def retrieval_figure(rows: Sequence[dict[str, Any]], path: str | os.PathLike[str]) -> Path:
+    """Information retrieved from far back against length, one line for each mode. See `quality_figure`.
+
+    Args:
+        rows: as `focus_hf.hub.Results.retrieval`.
+        path: file to write.
+    """
+    figure, axes = _axes()
+    modes = dict.fromkeys(Mode(row["mode"], row.get("top_k")) for row in rows)
+    for place, mode in enumerate(modes):
+        points = [row for row in rows if Mode(row["mode"], row.get("top_k")) == mode]
+        marker, colour = _STYLES[mode.name]
+        axes.plot(
+            [row["length"] for row in points],
+            [row["gain"] for row in points],
+            _DASHES[place % len(_DASHES)],
+            marker=marker,
+            color=colour,
+            label=str(mode),
+        )
+    axes.axhline(0, color="black", linewidth=1)
+    axes.set(xlabel="tokens", ylabel="gain from the needle (nats per token)")
+    axes.legend(fontsize="small")
+    axes.set_title("Retrieval from far back")
+    return _save(figure, path)
+
+
+def _axes() -> tuple[Any, Any]:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(6.4, 4.0), dpi=150)
+    axes.grid(alpha=0.3)
+    return figure, axes
+
+
+def _save(figure: Any, path: str | os.PathLike[str]) -> Path:
+    """A white ground keeps a picture readable on a dark page."""
+    from matplotlib import pyplot
+
+    content = io.BytesIO()
     figure.tight_layout()
-    figure.savefig(target, facecolor="white", metadata={"Software": None})
+    figure.savefig(content, format="png", facecolor="white", metadata={"Software": None})
     pyplot.close(figure)
-    return target
+    write_atomically(Path(path), content.getvalue())
+    return Path(path)

@@ -3,15 +3,17 @@
 from .adapter_files import AdapterFileError, check_adapter, save_adapter
 from .card import FocusModelCard
 from .errors import HubError
-from .pull import pull
+from .pull import adapter_folder, pull
 from .push import push_to_hub
-from .results import Results, load_results, save_results
+from .results import Evaluation, Results, load_results, save_results
 
 __all__ = [
     "AdapterFileError",
+    "Evaluation",
     "FocusModelCard",
     "HubError",
     "Results",
+    "adapter_folder",
     "check_adapter",
     "load_results",
     "pull",

@@ -13,6 +13,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
+from .. import ranks
 from ..adapter import FocusConfig
 from ..files import write_atomically
 
@@ -33,13 +34,16 @@ class AdapterFileError(ValueError):
     """A file of an adapter is missing, damaged, or not what its configuration says."""
 
 
-def save_adapter(model: Any, folder: str | os.PathLike[str], adapter_name: str | None = None) -> Path:
+def save_adapter(
+    model: Any, folder: str | os.PathLike[str], adapter_name: str | None = None, write: bool = True
+) -> Path:
     """Write ``adapter_config.json`` and ``adapter_model.safetensors`` of one Focus adapter.
 
     Args:
         model: a `PeftModel`, or a transformers model that got its adapter by ``load_adapter`` or ``add_adapter``.
         folder: created if it does not exist.
         adapter_name: which adapter, if the model has several Focus adapters.
+        write: ``False`` on all processes but one, where several hold parts of the model.
 
     Returns:
         The folder.
@@ -52,7 +56,12 @@ def save_adapter(model: Any, folder: str | os.PathLike[str], adapter_name: str |
 
     name, config = _choose_adapter(model, adapter_name)
     state = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
-    state = {f"{_PEFT_PREFIX}{key.removeprefix(_PEFT_PREFIX)}": value.contiguous() for key, value in state.items()}
+    state = {
+        f"{_PEFT_PREFIX}{key.removeprefix(_PEFT_PREFIX)}": ranks.whole(value).contiguous()
+        for key, value in state.items()
+    }
+    if not write:
+        return Path(folder)
     saved = copy.copy(config)
     saved.inference_mode = True
     if saved.base_model_name_or_path is None:

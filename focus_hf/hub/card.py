@@ -83,6 +83,9 @@ class FocusModelCard(ModelCard):
         base = check_hub_id(base_model or config.base_model_name_or_path or "", "base model")
         check_hub_id(repo_id, "repository")
         results = results or load_results(folder)
+        eval_results = _eval_results(results) if results else []
+        if datasets is None and results is not None:
+            datasets = list(dict.fromkeys(e.dataset for e in results.evaluations if e.dataset)) or None
         data = ModelCardData(
             base_model=base,
             library_name="focus_hf",
@@ -91,8 +94,8 @@ class FocusModelCard(ModelCard):
             license=license,
             language=language,
             datasets=[datasets] if isinstance(datasets, str) else datasets,
-            model_name=repo_id.split("/")[-1] if results else None,
-            eval_results=_eval_results(results) if results else None,
+            model_name=repo_id.split("/")[-1] if eval_results else None,
+            eval_results=eval_results or None,
             base_model_relation="adapter",
         )
         environment = Environment(
@@ -103,6 +106,7 @@ class FocusModelCard(ModelCard):
             keep_trailing_newline=True,
         )
         environment.filters["escape_markdown"] = escape
+        environment.filters["mode_name"] = _mode_name
         text = environment.get_template(_TEMPLATE).render(
             marker=GENERATED,
             repo_id=repo_id,
@@ -142,13 +146,15 @@ def _eval_results(results: Results) -> list[EvalResult]:
     return [
         EvalResult(
             task_type="text-generation",
-            dataset_type="text",
-            dataset_name=results.data,
+            dataset_type=evaluation.dataset or "text",
+            dataset_name=evaluation.data,
+            dataset_revision=evaluation.revision or None,
             metric_type="perplexity",
-            metric_name=f"perplexity, {_mode_name(row)}",
+            metric_name=f"perplexity at {evaluation.context_length} tokens, {_mode_name(row)}",
             metric_value=float(row["perplexity"]),
         )
-        for row in results.rows
+        for evaluation in results.evaluations
+        for row in evaluation.rows
     ]
 
 
@@ -159,7 +165,8 @@ def _figures(folder: Path) -> list[str]:
 
 
 def _mode_name(row: dict[str, Any]) -> str:
-    return f"Focus, top_k={row['top_k']}" if row["mode"] == "hard" else str(row["mode"])
+    names = {"dense": "dense (base model)", "local": "window and sinks only", "soft": "soft, as in training"}
+    return names.get(row["mode"], f"Focus, top_k={row.get('top_k')}")
 
 
 def _count_parameters(config: FocusConfig) -> int:

@@ -69,6 +69,20 @@ def pull(
     return cached if folder is None else _place(cached, Path(folder))
 
 
+def adapter_folder(adapter: str | os.PathLike[str], *, revision: str | None = None) -> Path:
+    """The checked folder of an adapter that is given by its folder or by its Hub id.
+
+    Raises:
+        AdapterFileError: it is not a sound Focus adapter.
+        HubError: the Hub refused or was not reached.
+    """
+    name = os.fspath(adapter)
+    if os.path.isdir(name) or os.path.isabs(name) or name.startswith((".", "~")):
+        check_adapter(name)
+        return Path(name)
+    return pull(name, revision=revision)
+
+
 def _check_remote(api: HfApi, repo_id: str, revision: str | None) -> str:
     """Check what can be checked without the weights; returns the commit, so that all files come from the same one."""
     info = api.model_info(repo_id, revision=revision)

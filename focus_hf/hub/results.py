@@ -15,18 +15,18 @@ SCHEMA = 1
 
 
 @dataclass
-class Results:
-    """Measured quality of an adapter.
+class Evaluation:
+    """Quality on one text at one context length.
 
     Args:
-        data: what it was measured on, in words.
+        data: the text, in words.
         context_length: tokens per window.
-        rows: one mapping a line: ``mode`` (dense, local, hard), ``top_k``, ``perplexity``, ``pairs`` (share of
-            possible pairs that routed layers attend to).
-        largest_group: share of tokens held by the largest group of any layer, after calibration.
-        measured_with: versions, machine and date.
-        training: hyper-parameters of the training run.
-        schema: version of this file's format.
+        rows: one mapping a line: ``mode`` (dense, local, soft, hard), ``top_k``, ``perplexity``, ``pairs`` (share of
+            possible pairs that routed layers attend to), ``positions`` (loss by position).
+        stride: tokens from one window's start to the next.
+        tokens: predicted tokens.
+        revision: of the text: a data set's commit or a hash.
+        dataset: Hub id of the data set, if it is one.
 
     Raises:
         ValueError: a figure is not finite.
@@ -35,16 +35,58 @@ class Results:
     data: str
     context_length: int
     rows: list[dict[str, Any]]
-    largest_group: float | None = None
-    measured_with: dict[str, str] = field(default_factory=dict)
-    training: dict[str, Any] = field(default_factory=dict)
-    schema: int = SCHEMA
+    stride: int | None = None
+    tokens: int | None = None
+    revision: str = ""
+    dataset: str | None = None
 
     def __post_init__(self) -> None:
         for row in self.rows:
             for name in ("perplexity", "pairs"):
                 if not math.isfinite(row[name]):
                     raise ValueError(f"Results: {name} of mode {row['mode']} is {row[name]}; measure it again.")
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What was measured: a second evaluation of the same replaces the first."""
+        return self.data, self.revision, self.context_length, self.stride
+
+    def perplexity(self, mode: str, top_k: int | None = None) -> float | None:
+        """Perplexity of one row, ``None`` where it was not measured."""
+        return next((r["perplexity"] for r in self.rows if r["mode"] == mode and r.get("top_k") == top_k), None)
+
+
+@dataclass
+class Results:
+    """Everything measured about an adapter.
+
+    Args:
+        evaluations: perplexities; the first is the one that stands on top of the card.
+        retrieval: rows of the long-range probe, see `focus_hf.evaluate.RetrievalRow`.
+        benchmarks: rows of lm-evaluation-harness, dense against Focus: ``task``, ``metric``, ``dense``, ``focus``,
+            ``stderr``.
+        largest_group: share of tokens held by the largest group of any layer, after calibration.
+        measured_with: versions, machine and date.
+        training: hyper-parameters of the training run, its data, time and hardware.
+        schema: version of this file's format.
+    """
+
+    evaluations: list[Evaluation] = field(default_factory=list)
+    retrieval: list[dict[str, Any]] = field(default_factory=list)
+    benchmarks: list[dict[str, Any]] = field(default_factory=list)
+    largest_group: float | None = None
+    measured_with: dict[str, str] = field(default_factory=dict)
+    training: dict[str, Any] = field(default_factory=dict)
+    schema: int = SCHEMA
+
+    def add(self, evaluations: list[Evaluation]) -> None:
+        """Add evaluations; one of the same text and lengths replaces the older one in its place."""
+        places = {evaluation.key: place for place, evaluation in enumerate(self.evaluations)}
+        for evaluation in evaluations:
+            if evaluation.key in places:
+                self.evaluations[places[evaluation.key]] = evaluation
+            else:
+                self.evaluations.append(evaluation)
 
 
 def save_results(results: Results, folder: str | os.PathLike[str]) -> None:
@@ -66,8 +108,9 @@ def load_results(folder: str | os.PathLike[str]) -> Results | None:
         values = json.loads(path.read_text(encoding="utf-8"))
         if values.get("schema", 0) > SCHEMA:
             raise AdapterFileError(f"{path} has schema {values['schema']}; upgrade: pip install -U focus-hf")
-        return Results(**values)
+        evaluations = [Evaluation(**evaluation) for evaluation in values.pop("evaluations", [])]
+        return Results(evaluations, **values)
     except AdapterFileError:
         raise
-    except (TypeError, KeyError, ValueError) as error:
+    except (TypeError, KeyError, ValueError, AttributeError) as error:
         raise AdapterFileError(f"{path} cannot be read ({error}); measure the adapter again.") from None

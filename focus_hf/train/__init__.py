@@ -1,16 +1,30 @@
 """Train centroids and balance their groups."""
 
 from .calibration import calibrate, largest_groups
-from .centroids import GateSchedule, train_centroids
-from .data import WindowDataset, tokenize_windows
+from .centroids import train_centroids
+from .checkpoints import last_checkpoint
+from .data import Texts, TextSource, WindowDataset, pack, tokenize_windows
+from .monitor import RoutingMonitor, TrainingDiverged
 from .progress import RichProgress
+from .recipe import TrainRecipe
+from .run import TrainResult, train
+from .schedule import RoutingSchedule
 
 __all__ = [
-    "GateSchedule",
     "RichProgress",
+    "RoutingMonitor",
+    "RoutingSchedule",
+    "TextSource",
+    "Texts",
+    "TrainRecipe",
+    "TrainResult",
+    "TrainingDiverged",
     "WindowDataset",
     "calibrate",
     "largest_groups",
+    "last_checkpoint",
+    "pack",
     "tokenize_windows",
+    "train",
     "train_centroids",
 ]

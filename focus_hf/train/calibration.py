@@ -8,8 +8,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from .. import routing
-from ..adapter import FocusConfig, FocusLayer, focus_layers, observe_routing, routing_mode
+from .. import ranks, routing
+from ..adapter import FocusLayer, focus_layers, observe_routing, routing_mode
 
 
 @torch.no_grad()
@@ -36,9 +36,10 @@ def calibrate(model: nn.Module, batches: Iterable[Tensor], rounds: int = 3) -> d
         raise ValueError("calibrate() needs at least one batch of token ids, got none.")
     for _ in range(rounds):
         for layer, scores in _collect_scores(model, batches).items():
-            name, config = _active(layer)
-            balance = layer.focus_balance[name]
-            balance.copy_(routing.calibrate_balance(scores, config.top_k, balance).to(balance.dtype))
+            parameter = layer.focus_balance[str(layer.routing_adapter)]
+            balance = ranks.whole(parameter)
+            new = routing.calibrate_balance(scores, layer.routing_config.top_k, balance)
+            ranks.assign(parameter, new.to(balance.dtype))
     return largest_groups(model, batches)
 
 
@@ -47,8 +48,8 @@ def largest_groups(model: nn.Module, batches: Iterable[Tensor]) -> dict[str, flo
     """Share of memberships held by the largest group of every routed layer, by layer name."""
     shares = {}
     for layer, scores in _collect_scores(model, list(batches)).items():
-        name, config = _active(layer)
-        memberships = routing.hard_memberships(scores, layer.focus_balance[name].float(), config.top_k)
+        balance = ranks.whole(layer.focus_balance[str(layer.routing_adapter)]).float()
+        memberships = routing.hard_memberships(scores, balance, layer.routing_config.top_k)
         shares[layer.name] = float(routing.group_shares(memberships).max())
     return shares
 
@@ -70,9 +71,3 @@ def _collect_scores(model: nn.Module, batches: list[Tensor]) -> dict[FocusLayer,
     finally:
         model.train(was_training)
     return {layer: torch.cat(parts) for layer, parts in collected.items()}
-
-
-def _active(layer: FocusLayer) -> tuple[str, FocusConfig]:
-    name = layer.routing_adapter
-    assert name is not None  # it was observed routing
-    return name, layer.configs[name]

@@ -1,4 +1,4 @@
-"""Train centroids with transformers' Trainer: the base model stays frozen, the gate hardens as training goes on."""
+"""Train centroids on windows that are at hand, in one call."""
 
 from __future__ import annotations
 
@@ -7,41 +7,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PrinterCallback, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
-from ..adapter import set_routing
 from .calibration import calibrate
 from .data import WindowDataset
-
-
-class GateSchedule(TrainerCallback):
-    """Anneals the strength of the gate on distant pairs, geometrically, from nearly open to nearly hard.
-
-    A closed gate passes no gradient to the pairs it cuts off, so training starts with an open one.
-
-    Args:
-        model: the model that is trained.
-        start: strength (``lambda``) at the first step.
-        end: strength from ``reached_at`` on.
-        reached_at: share of all steps after which ``end`` is reached.
-    """
-
-    def __init__(self, model: nn.Module, start: float = 1.0, end: float = 8.0, reached_at: float = 0.7) -> None:
-        self.model, self.start, self.end, self.reached_at = model, start, end, reached_at
-
-    def strength(self, progress: float) -> float:
-        """Strength at a share of the training steps, 0 to 1."""
-        return self.start * (self.end / self.start) ** min(1.0, progress / self.reached_at)
-
-    def on_step_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        set_routing(self.model, gate_strength=self.strength(state.global_step / max(state.max_steps, 1)))
-
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        set_routing(self.model, gate_strength=None)
+from .monitor import RoutingMonitor
+from .schedule import RoutingSchedule
 
 
 def train_centroids(
@@ -59,6 +30,8 @@ def train_centroids(
 ) -> dict[str, float]:
     """Train the active Focus adapter on windows of a domain, then balance its groups.
 
+    For everything else that a training run does (reading text, measuring, saving, resuming) see `train`.
+
     Args:
         model: a model with a trainable Focus adapter, such as `get_peft_model(base, FocusConfig())`.
         windows: token ids ``(N, T)``.
@@ -73,6 +46,9 @@ def train_centroids(
 
     Returns:
         Share held by the largest group of every layer, see `calibrate`.
+
+    Raises:
+        TrainingDiverged: the loss became NaN; the adapter is as it was before that step.
     """
     arguments: dict[str, Any] = {
         "lr_scheduler_type": "cosine",
@@ -94,10 +70,12 @@ def train_centroids(
             **arguments,
         ),
         train_dataset=WindowDataset(windows),
-        callbacks=[GateSchedule(model), *(callbacks or [])],
+        callbacks=[RoutingSchedule(model), *(callbacks or [])],
     )
+    monitor = RoutingMonitor.attach(trainer)
     if trainer.args.disable_tqdm:
         trainer.remove_callback(PrinterCallback)  # the caller shows progress its own way
     trainer.train()
+    monitor.raise_if_diverged()
     model.eval()
     return calibrate(model, windows[:calibration_windows].split(batch_size))

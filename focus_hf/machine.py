@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ..attention import KERNELS, find_kernel
+from .attention import KERNELS, find_kernel
 
 #: Packages whose versions matter.
 PACKAGES = ("focus-hf", "torch", "transformers", "peft", "huggingface_hub", "safetensors", "accelerate", "datasets")
@@ -61,3 +61,13 @@ def _processor() -> str:
             if line.startswith("model name"):
                 return line.split(":", 1)[1].strip()
     return platform.processor() or f"{os.cpu_count()} cores"
+
+
+def measured_with() -> dict[str, str]:
+    """What a measured number belongs to, for a card: versions, devices, date."""
+    facts = environment()
+    versions = {name: facts["packages"][name] for name in ("focus-hf", "torch", "transformers", "peft")}
+    *_, device = facts["devices"]
+    count = max(1, torch.cuda.device_count())
+    cores = f" ({device['threads']} threads)" if "threads" in device else (f" x {count}" if count > 1 else "")
+    return {**versions, "on": f"{device['name']}{cores}", "date": facts["date"]}

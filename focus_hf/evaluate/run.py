@@ -1,0 +1,195 @@
+"""A whole evaluation: texts, context lengths, modes, the retrieval probe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from ..adapter import FocusConfig, focus_layers
+from ..hub import Evaluation, Results, adapter_folder
+from ..machine import measured_with
+from .modes import Mode, list_modes
+from .perplexity import SlidingWindows
+from .quality import measure_quality
+from .retrieval import probe_retrieval
+
+
+@dataclass
+class EvaluationPlan:
+    """What to measure.
+
+    Args:
+        seq_lens: context lengths in tokens.
+        modes: see `MODES`.
+        top_ks: for the mode ``"hard"``; the adapter's own if empty.
+        stride: tokens from one window's start to the next, as a share of the context length; 1 for no overlap.
+        max_tokens: of each text, 0 for all.
+        retrieval: context lengths of the retrieval probe; none if empty.
+        trials: prompts of the probe at each length.
+        batch_size: windows at a time.
+        seed: of the probe.
+    """
+
+    seq_lens: Sequence[int] = (1024,)
+    modes: Sequence[str] = ("dense", "local", "hard")
+    top_ks: Sequence[int] = ()
+    stride: float = 1.0
+    max_tokens: int = 0
+    retrieval: Sequence[int] = ()
+    trials: int = 16
+    batch_size: int = 4
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.stride <= 1:
+            raise ValueError(f"stride must be a share above 0 and at most 1, got {self.stride!r}.")
+        for length in (*self.seq_lens, *self.retrieval):
+            if length < 2:
+                raise ValueError(f"Context lengths must be at least 2 tokens, got {length}.")
+
+
+@dataclass(frozen=True)
+class TokenText:
+    """A text as token ids ``(n,)``, and what to call it."""
+
+    ids: Tensor
+    name: str
+    revision: str = ""
+    dataset: str | None = None
+
+
+def evaluate(
+    model: nn.Module,
+    texts: Sequence[TokenText],
+    plan: EvaluationPlan,
+    tick: Callable[[str], None] = lambda done: None,
+) -> Results:
+    """Measure a model with an active Focus adapter.
+
+    Args:
+        model: it keeps its own settings.
+        texts: the domain first, others (retention) after it. The first is the hay of the retrieval probe.
+        plan: what to measure.
+        tick: called after every row, with what it was.
+
+    Returns:
+        Evaluations, the probe's rows, and what they were measured with.
+
+    Raises:
+        ValueError: a text is too short, or longer than the model's positions allow.
+    """
+    config = active_config(model)
+    modes = list_modes(plan.modes, plan.top_ks or [config.top_k])
+    for mode in modes:
+        if mode.top_k is not None and not 1 <= mode.top_k <= config.num_groups:
+            raise ValueError(f"top_k must be from 1 to num_groups ({config.num_groups}), got {mode.top_k}.")
+    check_positions(model, (*plan.seq_lens, *plan.retrieval))
+    cut = [(text, length, _cut(text, length, plan)) for text in texts for length in plan.seq_lens]
+    evaluations = []
+    for text, length, windows in cut:
+        rows = []
+        for row in measure_quality(model, windows, modes, plan.batch_size):
+            rows.append(row.to_dict())
+            tick(f"{text.name}, {length} tokens: {row}")
+        evaluations.append(
+            Evaluation(
+                data=text.name,
+                context_length=length,
+                rows=rows,
+                stride=_stride(length, plan),
+                tokens=int(windows.scored.sum()),
+                revision=text.revision,
+                dataset=text.dataset,
+            )
+        )
+    results = Results(evaluations, measured_with=measured_with())
+    if plan.retrieval:
+        results.retrieval = _probe(model, texts[0].ids, plan, modes, tick)
+    return results
+
+
+def count_ticks(texts: int, plan: EvaluationPlan) -> int:
+    """How often `evaluate` calls ``tick``."""
+    modes = len(list_modes(plan.modes, plan.top_ks or [1]))
+    return modes * (texts * len(plan.seq_lens) + len(plan.retrieval))
+
+
+def active_config(model: nn.Module) -> FocusConfig:
+    """Configuration of the Focus adapter in force."""
+    return focus_layers(model)[0].routing_config
+
+
+def check_positions(model: Any, lengths: Sequence[int]) -> None:
+    """Make sure that contexts fit into a model's positions.
+
+    Raises:
+        ValueError: one does not.
+    """
+    positions = getattr(model.config, "max_position_embeddings", None)
+    if any("rotary" in type(module).__name__.lower() for module in model.modules()):
+        return  # a table of positions ends; a rotation does not, though quality may
+    for length in lengths:
+        if positions is not None and length > positions:
+            raise ValueError(f"seq_len is {length}, but the model has {positions} positions. Use at most {positions}.")
+
+
+def _cut(text: TokenText, length: int, plan: EvaluationPlan) -> SlidingWindows:
+    ids = text.ids[: plan.max_tokens] if plan.max_tokens else text.ids
+    try:
+        return SlidingWindows.of(ids, length, _stride(length, plan))
+    except ValueError as error:
+        raise ValueError(f"{text.name}: {error}") from None
+
+
+def _stride(length: int, plan: EvaluationPlan) -> int:
+    return max(1, round(plan.stride * length))
+
+
+def _probe(
+    model: nn.Module, ids: Tensor, plan: EvaluationPlan, modes: Sequence[Mode], tick: Callable[[str], None]
+) -> list[dict[str, Any]]:
+    rows = []
+    for length in plan.retrieval:
+        for mode in modes:
+            rows += probe_retrieval(
+                model, ids, [length], [mode], trials=plan.trials, batch_size=plan.batch_size, seed=plan.seed
+            )
+            tick(f"retrieval, {length} tokens: {mode}")
+    return [row.to_dict() for row in rows]
+
+
+def load_adapted(adapter: str, *, base: str | None = None, device: str = "cpu", revision: str | None = None) -> Any:
+    """Load a base model with a Focus adapter, and its tokenizer.
+
+    Args:
+        adapter: folder or Hub id.
+        base: folder or Hub id of the base model; the adapter's own by default.
+        device: where to.
+        revision: of the adapter on the Hub.
+
+    Returns:
+        The model in eval mode, the tokenizer, the adapter's folder.
+
+    Raises:
+        ValueError: the adapter is damaged, or its base model is not to be found.
+        HubError: the Hub refused or was not reached.
+    """
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = adapter_folder(adapter, revision=revision)
+    name = base or FocusConfig.from_pretrained(str(folder)).base_model_name_or_path
+    if not name:
+        raise ValueError(f"{adapter} does not name its base model; name it with --model.")
+    try:
+        model = AutoModelForCausalLM.from_pretrained(name, dtype="auto")
+        tokenizer = AutoTokenizer.from_pretrained(name)
+    except OSError as error:
+        raise ValueError(
+            f"The base model {name} of {adapter} cannot be loaded: {str(error).splitlines()[0]}"
+        ) from None
+    model.load_adapter(str(folder))
+    model.to(device)  # type: ignore[arg-type]
+    return model.eval(), tokenizer, folder

@@ -1,0 +1,183 @@
+"""Everything a training run is told: one field for each flag of ``focus-hf train`` and each key of its YAML file."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..adapter import FocusConfig
+from .data import TextSource
+
+#: What is trained: the centroids of a frozen model, or everything.
+WEIGHTS = ("frozen", "trained")
+
+
+def _option(help: str, default: Any = dataclasses.MISSING) -> Any:
+    return field(default=default, metadata={"help": help})
+
+
+@dataclass
+class TrainRecipe:
+    """A training run: fields are the flags of ``focus-hf train``, which shows what each is for with ``--help``.
+
+    Example:
+
+    ```py
+    >>> recipe = TrainRecipe(model="org/base", train_file=["notes.txt"], output_dir="my-adapter", max_steps=300)
+    ```
+
+    Raises:
+        ValueError: a value is out of range, or a name is unknown.
+    """
+
+    model: str = _option("Causal language model: a folder or a Hub id. From scratch, only its configuration is read.")
+    output_dir: str = _option("Becomes the adapter's folder; checkpoints go to 'trainer' inside it.")
+    tokenizer: str | None = _option("Tokenizer; the model's own by default.", None)
+    train_file: list[str] = field(
+        default_factory=list,
+        metadata={"help": "Text file (one document) or .jsonl file (one a line); may be repeated."},
+    )
+    dataset: str | None = _option("A data set instead of files: a name on the Hub, or a folder.", None)
+    subset: str | None = _option("Configuration of the data set.", None)
+    split: str = _option("Split of the data set, such as train[:1%].", "train")
+    revision: str | None = _option("Revision of the data set.", None)
+    column: str = _option("Column (or key of .jsonl lines) that holds the text.", "text")
+    eval_file: list[str] = field(
+        default_factory=list,
+        metadata={"help": "Held-out text files; by default the tail of the training text is held out."},
+    )
+    eval_share: float = _option("Share of the training text that is held out without an eval file.", 0.05)
+    base_model: str | None = _option("Hub id of the base model for the card, if the model is a folder.", None)
+    num_groups: int = _option("Groups per layer (K).", 8)
+    top_k: int = _option("Groups per token at inference (k).", 1)
+    local_window: int = _option("Distance up to which all pairs are attended (w).", 128)
+    sink_tokens: int = _option("First tokens that belong to every group.", 4)
+    dense_below: int = _option("Positions below it attend to everything before them.", 0)
+    group_dim: int = _option("Dimension of the centroids (d_g).", 16)
+    temperature: float = _option("Temperature of the scores (tau).", 0.1)
+    temperature_start: float | None = _option("Anneal the temperature from here; by default it stays.", None)
+    sinkhorn_iterations: int = _option("Rounds of Sinkhorn.", 10)
+    gate: str = _option("Gate in training: additive, multiplicative (the paper's), hard.", "additive")
+    gate_start: float = _option("Strength of the gate (lambda) at the first step.", 1.0)
+    gate_end: float = _option("Strength of the gate when it is annealed.", 8.0)
+    annealed_at: float = _option("Share of the steps after which gate and temperature have their last values.", 0.7)
+    straight_through: bool = _option("Hard memberships forward, soft gradients.", False)
+    seq_len: int = _option("Tokens per window.", 1024)
+    stride: int | None = _option("Tokens from one window's start to the next; seq_len by default.", None)
+    max_steps: int = _option("Optimizer steps.", 300)
+    batch_size: int = _option("Windows per device and step.", 4)
+    gradient_accumulation_steps: int = _option("Batches per optimizer step.", 1)
+    learning_rate: float = _option("Of the centroids (AdamW, warm-up, cosine decay).", 1e-2)
+    warmup_share: float = _option("Share of the steps that warm up.", 0.05)
+    weights: str = _option("'trained' lets the base model's weights learn too.", "frozen")
+    from_scratch: bool = _option("Start from random weights.", False)
+    centroid_steps: int = _option("With trained weights: first steps in which only centroids learn.", 0)
+    base_learning_rate: float = _option("Of the base model's weights.", 1e-4)
+    seed: int = _option("Of everything random.", 0)
+    bf16: bool = _option("Mixed precision.", False)
+    gradient_checkpointing: bool = _option("Compute activations again instead of keeping them.", False)
+    calibration_windows: int = _option("Training windows by which the groups are balanced at the end.", 32)
+    eval_windows: int = _option("Held-out windows to measure on, at most.", 32)
+    eval_steps: int = _option("Measure every so many steps; 0 for never.", 0)
+    save_steps: int = _option("Save a checkpoint every so many steps; 0 for never.", 0)
+    logging_steps: int = _option("Log every so many steps.", 10)
+    early_stopping: int = _option("Stop after so many measurements without improvement; 0 for never.", 0)
+    report_to: str = _option("Where the Trainer reports to: tensorboard, wandb, ...", "none")
+    resume: bool = _option("Continue from the last whole checkpoint.", False)
+    overwrite: bool = _option("Replace an adapter that is in output_dir.", False)
+    trainer: dict[str, Any] = field(
+        default_factory=dict, metadata={"help": "Further arguments of transformers.TrainingArguments, as name=value."}
+    )
+
+    def __post_init__(self) -> None:
+        for name in ("train_file", "eval_file"):
+            value = getattr(self, name)
+            setattr(self, name, [value] if isinstance(value, str | os.PathLike) else list(value))
+        self.validate()
+
+    def validate(self) -> None:
+        """Raise `ValueError` for the first value that is out of range."""
+        for name in ("seq_len", "max_steps", "batch_size", "gradient_accumulation_steps", "calibration_windows"):
+            _check(name, getattr(self, name), 1)
+        for name in ("eval_steps", "save_steps", "logging_steps", "early_stopping", "centroid_steps"):
+            _check(name, getattr(self, name), 0)
+        for name in ("learning_rate", "base_learning_rate", "gate_start", "gate_end"):
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or not value > 0:
+                raise ValueError(f"{name} must be a positive number, got {value!r}.")
+        for name in ("eval_share", "warmup_share"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 0 and below 1, got {getattr(self, name)!r}.")
+        if self.weights not in WEIGHTS:
+            raise ValueError(f"weights must be one of {', '.join(WEIGHTS)}, got {self.weights!r}.")
+        if self.from_scratch and self.weights != "trained":
+            raise ValueError("from_scratch starts from random weights, so they must learn: weights must be 'trained'.")
+        if self.early_stopping and not self.eval_steps:
+            raise ValueError("early_stopping counts evaluations: give eval_steps too.")
+        self.focus_config()
+
+    def focus_config(self) -> FocusConfig:
+        """The adapter's configuration."""
+        names = {f.name for f in dataclasses.fields(FocusConfig)} & {f.name for f in dataclasses.fields(self)}
+        values = {name: getattr(self, name) for name in names - {"revision"}}
+        return FocusConfig(gate_strength=self.gate_end, task_type="CAUSAL_LM", **values)
+
+    def training_source(self) -> TextSource:
+        return TextSource(tuple(self.train_file), self.dataset, self.subset, self.split, self.revision, self.column)
+
+    @classmethod
+    def from_values(cls, file: str | os.PathLike[str] | None, given: dict[str, Any]) -> TrainRecipe:
+        """A YAML file's values, and over them those given otherwise (flags).
+
+        Raises:
+            ValueError: the file is not a mapping of known names, or model or output_dir is missing.
+        """
+        values = {} if file is None else read_yaml(file)
+        values.update(given)
+        known = {f.name for f in dataclasses.fields(cls)}
+        if unknown := sorted(values.keys() - known):
+            raise ValueError(
+                f"Unknown training option {unknown[0]!r}. Arguments of transformers' TrainingArguments go under "
+                "'trainer'."
+            )
+        for name in ("model", "output_dir"):
+            if not values.get(name):
+                raise ValueError(f"Training needs {name}: give --{name.replace('_', '-')} or set it in the YAML file.")
+        return cls(**values)
+
+
+def read_yaml(file: str | os.PathLike[str]) -> dict[str, Any]:
+    """A YAML file as a mapping; hyphens in names count as underscores.
+
+    Raises:
+        ValueError: it is not one.
+    """
+    import yaml
+
+    try:
+        values = yaml.safe_load(Path(file).read_text(encoding="utf-8")) or {}
+    except yaml.YAMLError as error:
+        raise ValueError(f"{file} is not valid YAML: {error}") from None
+    if not isinstance(values, dict):
+        raise ValueError(f"{file} must hold names and values, got {type(values).__name__}.")
+    values = {str(name).replace("-", "_"): value for name, value in values.items()}
+    hints = {f.name: str(f.type) for f in dataclasses.fields(TrainRecipe)}
+    for name, value in values.items():
+        if isinstance(value, str) and hints.get(name, "").startswith("float"):
+            values[name] = _number(name, value)  # YAML 1.1 reads 1e-3 as text
+    return values
+
+
+def _number(name: str, value: str) -> float:
+    try:
+        return float(value)
+    except ValueError:
+        raise ValueError(f"{name} must be a number, got {value!r}.") from None
+
+
+def _check(name: str, value: Any, minimum: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
+        raise ValueError(f"{name} must be an integer of at least {minimum}, got {value!r}.")

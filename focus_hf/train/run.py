@@ -1,0 +1,246 @@
+"""A whole training run: text and model in, an adapter with measured quality out."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import get_peft_model
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, TrainerCallback, set_seed
+
+from ..evaluate import EvaluationPlan, QualityRow, TokenText, evaluate, perplexity, quality_figure
+from ..files import write_atomically
+from ..hub import FocusModelCard, Results, save_adapter, save_results
+from ..hub.adapter_files import CONFIG_FILE, WEIGHTS_FILE
+from ..hub.card import check_hub_id
+from .calibration import calibrate
+from .checkpoints import last_checkpoint, load_base_weights, save_base
+from .data import Texts, TextSource, check_length, check_vocabulary
+from .monitor import TrainingDiverged
+from .recipe import TrainRecipe
+from .trainer import make_trainer
+
+#: Log of a training run, beside the adapter.
+LOG_FILE = "training_log.json"
+
+#: Windows on which a tokenizer is found not to fit.
+_PROBED = 4
+
+
+@dataclass
+class TrainResult:
+    """What a training run leaves.
+
+    Args:
+        folder: of the adapter.
+        results: quality as measured, and how it was trained.
+        log: the Trainer's log, a mapping per entry.
+    """
+
+    folder: Path
+    results: Results
+    log: list[dict[str, Any]]
+
+
+def train(
+    recipe: TrainRecipe,
+    callbacks: Sequence[TrainerCallback] = (),
+    say: Callable[[str], None] = lambda text: None,
+) -> TrainResult:
+    """Train centroids (or a whole model with Focus on), balance the groups, measure, and save.
+
+    Under ``accelerate launch`` every process calls it, and the first one writes.
+
+    Args:
+        recipe: what to do.
+        callbacks: further Trainer callbacks.
+        say: told what happens next.
+
+    Returns:
+        The adapter's folder, its results and the log.
+
+    Raises:
+        ValueError: bad input; says which and what to do.
+        TrainingDiverged: the loss became NaN. The last good checkpoint stays, and the adapter as it was before that
+            step is in ``trainer/last_good`` of the output folder.
+    """
+    out = Path(recipe.output_dir)
+    _refuse_to_overwrite(out, recipe)
+    set_seed(recipe.seed)
+    say("reading text")
+    training, held_out = _texts(recipe)
+    model, tokenizer = _load(recipe)
+    check_length(recipe.seq_len, model.config)
+    windows = _windows(training, tokenizer, recipe, recipe.stride)
+    validation = _windows(held_out, tokenizer, recipe, None)[: recipe.eval_windows]
+    for text, cut in ((training, windows), (held_out, validation)):
+        check_vocabulary(cut, int(model.get_input_embeddings().weight.shape[0]), text.name)
+    if not recipe.from_scratch:
+        _check_tokenizer(model, windows)
+
+    model = get_peft_model(model, recipe.focus_config())
+    if recipe.weights == "trained":
+        _unfreeze_base(model)
+    trainer, monitor = make_trainer(model, recipe, windows, validation, callbacks)
+    checkpoint = last_checkpoint(out / "trainer") if recipe.resume else None
+    if checkpoint is not None and recipe.weights == "trained":
+        load_base_weights(model, checkpoint)
+    say("training" if checkpoint is None else f"training, from step {_step_of(checkpoint)}")
+    started = time.monotonic()
+    trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+    seconds = time.monotonic() - started
+    main = trainer.is_world_process_zero()
+    if monitor.diverged_at is not None:
+        _keep_last_good(model, out, main)
+        monitor.raise_if_diverged()
+
+    model.eval()
+    say("balancing groups")
+    sample = windows[:: max(1, len(windows) // recipe.calibration_windows)][: recipe.calibration_windows]
+    shares = calibrate(model, sample.split(recipe.batch_size))
+    say("measuring")
+    results = _measure(model, validation, held_out, recipe)
+    results.largest_group = max(shares.values())
+    results.training = _facts(recipe, training, len(windows), trainer, seconds)
+    log = list(trainer.state.log_history)
+    folder = save_adapter(model, out, write=main)
+    if main:
+        _save(model, recipe, results, log, folder)
+    trainer.accelerator.wait_for_everyone()
+    return TrainResult(folder, results, log)
+
+
+def _refuse_to_overwrite(out: Path, recipe: TrainRecipe) -> None:
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"output_dir {out} is a file; name a folder.")
+    if recipe.resume or recipe.overwrite:
+        return
+    if (out / WEIGHTS_FILE).exists():
+        raise ValueError(f"{out} already holds an adapter: choose another output_dir, or pass --overwrite.")
+    if last_checkpoint(out / "trainer") is not None:
+        raise ValueError(f"{out} holds checkpoints of a training: pass --resume to continue it, or --overwrite.")
+
+
+def _texts(recipe: TrainRecipe) -> tuple[Texts, Texts]:
+    """Training text and held-out text."""
+    training = recipe.training_source().load()
+    if recipe.eval_file:
+        return training, TextSource(tuple(recipe.eval_file), column=recipe.column).load()
+    if recipe.eval_share == 0:
+        raise ValueError("Nothing to measure on: give eval_file, or an eval_share above 0.")
+    return training.split_tail(recipe.eval_share)
+
+
+def _load(recipe: TrainRecipe) -> tuple[Any, Any]:
+    tokenizer = AutoTokenizer.from_pretrained(recipe.tokenizer or recipe.model)
+    if recipe.from_scratch:
+        return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(recipe.model)), tokenizer
+    dtype = torch.float32 if recipe.weights == "trained" else "auto"  # bf16 weights are too coarse to be trained
+    return AutoModelForCausalLM.from_pretrained(recipe.model, dtype=dtype), tokenizer
+
+
+def _windows(text: Texts, tokenizer: Any, recipe: TrainRecipe, stride: int | None) -> Tensor:
+    try:
+        return text.windows(tokenizer, recipe.seq_len, stride)
+    except ValueError as error:
+        raise ValueError(f"{text.name}: {error}") from None
+
+
+def _check_tokenizer(model: nn.Module, windows: Tensor) -> None:
+    """A pretrained model that predicts its text worse than chance reads tokens of another tokenizer."""
+    chance = int(model.get_input_embeddings().weight.shape[0])  # type: ignore[operator]
+    measured = perplexity(model, windows[:_PROBED, :256], batch_size=1)
+    if not measured < chance:
+        raise ValueError(
+            f"The base model predicts this text no better than chance (perplexity {measured:,.0f}, chance is "
+            f"{chance:,}): the tokenizer does not fit the model, or the weights are not those of a language model."
+        )
+
+
+def _unfreeze_base(model: nn.Module) -> None:
+    for name, parameter in model.named_parameters():
+        if "focus_" not in name:
+            parameter.requires_grad_(True)
+
+
+def _keep_last_good(model: nn.Module, out: Path, main: bool) -> None:
+    try:
+        save_adapter(model, out / "trainer" / "last_good", write=main)
+    except OSError as error:
+        raise TrainingDiverged(f"Training diverged, and the adapter could not be saved: {error}") from None
+
+
+def _measure(model: nn.Module, validation: Tensor, held_out: Texts, recipe: TrainRecipe) -> Results:
+    modes = ["dense", "local", "hard"] if recipe.gate == "hard" else ["dense", "local", "soft", "hard"]
+    top_ks = sorted({recipe.top_k, min(recipe.top_k + 1, recipe.num_groups)})
+    plan = EvaluationPlan([recipe.seq_len], modes, top_ks, batch_size=recipe.batch_size)
+    text = TokenText(
+        validation.reshape(-1), held_out.name, held_out.revision, recipe.dataset if held_out.on_hub else None
+    )
+    return evaluate(model, [text], plan)
+
+
+def _facts(recipe: TrainRecipe, training: Texts, windows: int, trainer: Any, seconds: float) -> dict[str, Any]:
+    """What a card says about the training."""
+    facts = {
+        "data": training.name,
+        "data revision": training.revision or "unknown",
+        "windows": f"{windows:,} of {recipe.seq_len} tokens",
+        "optimizer steps": trainer.state.global_step,
+        "windows per step": recipe.batch_size * recipe.gradient_accumulation_steps * trainer.args.world_size,
+        "learning rate": recipe.learning_rate,
+        "gate": f"{recipe.gate}, strength {recipe.gate_start:g} to {recipe.gate_end:g}",
+        "weights": "base model frozen" if recipe.weights == "frozen" else "base model trained too",
+        "precision": "bf16" if recipe.bf16 else str(next(trainer.model.parameters()).dtype).removeprefix("torch."),
+        "seed": recipe.seed,
+        "processes": trainer.args.world_size,
+        "seconds": round(seconds),
+    }
+    if recipe.temperature_start is not None:
+        facts["temperature"] = f"{recipe.temperature_start:g} to {recipe.temperature:g}"
+    return facts
+
+
+def _save(model: Any, recipe: TrainRecipe, results: Results, log: list[dict[str, Any]], folder: Path) -> None:
+    write_atomically(folder / LOG_FILE, (json.dumps(_finite(log), indent=1) + "\n").encode())
+    save_results(results, folder)
+    rows = [QualityRow(**row) for row in results.evaluations[0].rows]
+    with contextlib.suppress(ModuleNotFoundError):  # a card without a picture is still a card
+        quality_figure(rows, folder / "figures" / "quality.png")
+    if recipe.weights == "trained":
+        save_base(model, folder / "base", recipe.tokenizer or recipe.model)
+        _point_to_base(folder)
+    base = recipe.base_model or ("" if recipe.weights == "trained" else recipe.model)
+    try:
+        check_hub_id(base, "base model")
+    except ValueError:
+        return  # the card is written when the adapter is pushed and its base model has a name
+    card = FocusModelCard.from_adapter(folder, repo_id=f"your-name/{folder.resolve().name}", base_model=base)
+    write_atomically(folder / "README.md", f"{card}\n".encode())
+
+
+def _point_to_base(folder: Path) -> None:
+    """The adapter of a model whose weights changed belongs to those weights."""
+    config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
+    config["base_model_name_or_path"] = str((folder / "base").resolve())
+    write_atomically(folder / CONFIG_FILE, (json.dumps(config, indent=2, sort_keys=True) + "\n").encode())
+
+
+def _finite(log: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """JSON has no NaN."""
+    return [
+        {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in entry.items()} for entry in log
+    ]
+
+
+def _step_of(checkpoint: Path) -> int:
+    return int(os.fspath(checkpoint).rpartition("-")[2])
