@@ -71,3 +71,16 @@ def measured_with() -> dict[str, str]:
     count = max(1, torch.cuda.device_count())
     cores = f" ({device['threads']} threads)" if "threads" in device else (f" x {count}" if count > 1 else "")
     return {**versions, "on": f"{device['name']}{cores}", "date": facts["date"]}
+
+
+def check_device(device: str) -> None:
+    """Make sure that a device can be used.
+
+    Raises:
+        ValueError: there is no such device on this machine.
+    """
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:  # PyTorch asserts where CUDA is missing
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"device {device!r} cannot be used here: {reason}") from None

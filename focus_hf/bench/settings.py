@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ..attention import Pattern
+from ..machine import check_device
 
 
 @dataclass(frozen=True)
@@ -114,16 +115,3 @@ def grid(
     for dtype, window, groups, k, length in itertools.product(dtypes, local_window, num_groups, top_k, lengths):
         if k <= groups:
             yield Setting(length, groups, k, window, dtype=dtype, **fixed)
-
-
-def check_device(device: str) -> None:
-    """Make sure that a device can be used.
-
-    Raises:
-        ValueError: there is no such device on this machine.
-    """
-    try:
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:  # PyTorch asserts where CUDA is missing
-        reason = str(error).splitlines()[0]
-        raise ValueError(f"device {device!r} cannot be used here: {reason}") from None

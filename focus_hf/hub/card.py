@@ -106,7 +106,7 @@ class FocusModelCard(ModelCard):
             keep_trailing_newline=True,
         )
         environment.filters["escape_markdown"] = escape
-        environment.filters["mode_name"] = _mode_name
+        environment.filters["mode"] = _mode_markdown
         text = environment.get_template(_TEMPLATE).render(
             marker=GENERATED,
             repo_id=repo_id,
@@ -166,7 +166,11 @@ def _figures(folder: Path) -> list[str]:
 
 def _mode_name(row: dict[str, Any]) -> str:
     names = {"dense": "dense (base model)", "local": "window and sinks only", "soft": "soft, as in training"}
-    return names.get(row["mode"], f"Focus, top_k={row.get('top_k')}")
+    return names.get(row["mode"]) or f"Focus, top_k={int(row['top_k'])}"
+
+
+def _mode_markdown(row: dict[str, Any]) -> str:
+    return f"**Focus**, `top_k={int(row['top_k'])}`" if row["mode"] == "hard" else _mode_name(row)
 
 
 def _count_parameters(config: FocusConfig) -> int:

@@ -1,9 +1,10 @@
 """Train centroids and balance their groups."""
 
+from ..texts import Texts, TextSource, tokenize_windows
 from .calibration import calibrate, largest_groups
 from .centroids import train_centroids
 from .checkpoints import last_checkpoint
-from .data import Texts, TextSource, WindowDataset, pack, tokenize_windows
+from .data import WindowDataset
 from .monitor import RoutingMonitor, TrainingDiverged
 from .progress import RichProgress
 from .recipe import TrainRecipe
@@ -23,7 +24,6 @@ __all__ = [
     "calibrate",
     "largest_groups",
     "last_checkpoint",
-    "pack",
     "tokenize_windows",
     "train",
     "train_centroids",

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..adapter import FocusConfig
-from .data import TextSource
+from ..texts import TextSource
 
 #: What is trained: the centroids of a frozen model, or everything.
 WEIGHTS = ("frozen", "trained")

@@ -22,9 +22,10 @@ from ..files import write_atomically
 from ..hub import FocusModelCard, Results, save_adapter, save_results
 from ..hub.adapter_files import CONFIG_FILE, WEIGHTS_FILE
 from ..hub.card import check_hub_id
+from ..texts import Texts, TextSource, cut
 from .calibration import calibrate
 from .checkpoints import last_checkpoint, load_base_weights, save_base
-from .data import Texts, TextSource, check_length, check_vocabulary
+from .data import check_length, check_vocabulary
 from .monitor import TrainingDiverged
 from .recipe import TrainRecipe
 from .trainer import make_trainer
@@ -82,8 +83,8 @@ def train(
     check_length(recipe.seq_len, model.config)
     windows = _windows(training, tokenizer, recipe, recipe.stride)
     validation = _windows(held_out, tokenizer, recipe, None)[: recipe.eval_windows]
-    for text, cut in ((training, windows), (held_out, validation)):
-        check_vocabulary(cut, int(model.get_input_embeddings().weight.shape[0]), text.name)
+    for text, some in ((training, windows), (held_out, validation)):
+        check_vocabulary(some, int(model.get_input_embeddings().weight.shape[0]), text.name)
     if not recipe.from_scratch:
         _check_tokenizer(model, windows)
 
@@ -150,7 +151,7 @@ def _load(recipe: TrainRecipe) -> tuple[Any, Any]:
 
 def _windows(text: Texts, tokenizer: Any, recipe: TrainRecipe, stride: int | None) -> Tensor:
     try:
-        return text.windows(tokenizer, recipe.seq_len, stride)
+        return cut(text.token_ids(tokenizer), recipe.seq_len, stride)
     except ValueError as error:
         raise ValueError(f"{text.name}: {error}") from None
 
@@ -159,10 +160,10 @@ def _check_tokenizer(model: nn.Module, windows: Tensor) -> None:
     """A pretrained model that predicts its text worse than chance reads tokens of another tokenizer."""
     chance = int(model.get_input_embeddings().weight.shape[0])  # type: ignore[operator]
     measured = perplexity(model, windows[:_PROBED, :256], batch_size=1)
-    if not measured < chance:
+    if not measured < 2 * chance:  # an untrained model is at chance
         raise ValueError(
-            f"The base model predicts this text no better than chance (perplexity {measured:,.0f}, chance is "
-            f"{chance:,}): the tokenizer does not fit the model, or the weights are not those of a language model."
+            f"The base model predicts this text worse than chance (perplexity {measured:,.0f}, chance is {chance:,}): "
+            "the tokenizer does not fit the model, or the weights are not those of a language model."
         )
 
 
@@ -183,9 +184,7 @@ def _measure(model: nn.Module, validation: Tensor, held_out: Texts, recipe: Trai
     modes = ["dense", "local", "hard"] if recipe.gate == "hard" else ["dense", "local", "soft", "hard"]
     top_ks = sorted({recipe.top_k, min(recipe.top_k + 1, recipe.num_groups)})
     plan = EvaluationPlan([recipe.seq_len], modes, top_ks, batch_size=recipe.batch_size)
-    text = TokenText(
-        validation.reshape(-1), held_out.name, held_out.revision, recipe.dataset if held_out.on_hub else None
-    )
+    text = TokenText(validation.reshape(-1), held_out.name, held_out.revision, held_out.dataset)
     return evaluate(model, [text], plan)
 
 

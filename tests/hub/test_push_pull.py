@@ -14,19 +14,29 @@ from peft import PeftModel
 from safetensors.torch import load_file, save_file
 
 import focus_hf
-from focus_hf.hub import AdapterFileError, HubError, Results, check_adapter, load_results, save_adapter, save_results
+from focus_hf.hub import (
+    AdapterFileError,
+    Evaluation,
+    HubError,
+    Results,
+    check_adapter,
+    load_results,
+    save_adapter,
+    save_results,
+)
 from focus_hf.hub.server import LocalHub
 from tests.families import FAMILIES, base_model, focus_model, logits, token_ids
 
 IDS = token_ids()
+ROWS = [
+    {"mode": "dense", "top_k": None, "perplexity": 10.0, "pairs": 1.0},
+    {"mode": "local", "top_k": None, "perplexity": 12.5, "pairs": 0.1},
+    {"mode": "hard", "top_k": 1, "perplexity": 10.5, "pairs": 0.3},
+]
 RESULTS = Results(
-    data="held-out text",
-    context_length=48,
-    rows=[
-        {"mode": "dense", "top_k": None, "perplexity": 10.0, "pairs": 1.0},
-        {"mode": "local", "top_k": None, "perplexity": 12.5, "pairs": 0.1},
-        {"mode": "hard", "top_k": 1, "perplexity": 10.5, "pairs": 0.3},
-    ],
+    [Evaluation("held-out text", 48, ROWS, stride=24), Evaluation("a data set", 48, ROWS[1:], dataset="org/texts")],
+    retrieval=[{"mode": "hard", "top_k": 1, "length": 64, "gain": 1.5, "exact": 0.25}],
+    benchmarks=[{"task": "a_task", "metric": "acc", "dense": 0.5, "focus": 0.25, "stderr": None}],
     largest_group=0.27,
     measured_with={"torch": "2.13"},
     training={"steps": 3},
@@ -275,7 +285,7 @@ def test_results_round_trip(tmp_path):
     save_results(RESULTS, tmp_path)
     assert load_results(tmp_path) == RESULTS
     with pytest.raises(ValueError, match="perplexity of mode dense is nan"):
-        Results(data="x", context_length=1, rows=[{**RESULTS.rows[0], "perplexity": float("nan")}])
+        Evaluation("x", 1, [{**ROWS[0], "perplexity": float("nan")}])
     (tmp_path / "focus_results.json").write_text('{"schema": 9}')
     with pytest.raises(AdapterFileError, match="schema 9.*upgrade"):
         load_results(tmp_path)
@@ -290,10 +300,20 @@ def test_card_metadata_and_text(adapter):
     assert data["library_name"] == "focus_hf" and data["base_model"] == "org/base"
     assert data["base_model_relation"] == "adapter" and data["pipeline_tag"] == "text-generation"
     assert {"focus", "peft", "base_model:adapter:org/base"} <= set(data["tags"])
-    assert [r.metric_value for r in again.data.eval_results] == [10.0, 12.5, 10.5]
+    assert [r.metric_value for r in again.data.eval_results] == [10.0, 12.5, 10.5, 12.5, 10.5]
+    assert data["datasets"] == ["org/texts"]
     text = card.text
     assert 'model.load_adapter("me/focus")' in text and "focus_hf.set_routing(model, top_k=2)" in text
-    assert "| **Focus**, `top_k=1` | 10.50 | 30 % |" in text and "largest group of any layer held 27.0 %" in text
+    assert (
+        "| **Focus**, `top_k=1` | 10.50 | +5.00 % | 30 % |" in text
+        and "largest group of any layer held 27.0 %" in text
+    )
+    assert "| **Focus**, `top_k=1` | 10.50 | 30 % |" in text  # where dense was not measured
+    assert "windows of 48 tokens, each token with at least 24 before it:" in text
+    assert (
+        "| 64 | **Focus**, `top_k=1` | 1.50 | 25 % |" in text
+        and "| a&#95;task | acc | 0.5000 | 0.2500 | -0.2500 |" in text
+    )
     assert "1,728" in text  # centroid parameters: 3 layers of 16 x 32 + 4 x 16
 
 
@@ -302,9 +322,8 @@ HOSTILE = "<script>alert(1)</script> | `x` {{ 7*7 }} {% raw %} ![i](http://e) \u
 
 def test_hostile_text_stays_text(adapter):
     results = Results(
-        data=HOSTILE,
-        context_length=48,
-        rows=RESULTS.rows,
+        [Evaluation(HOSTILE, 48, ROWS, revision=HOSTILE)],
+        benchmarks=[{"task": HOSTILE, "metric": HOSTILE, "dense": 0.5, "focus": 0.25, "stderr": None}],
         measured_with={HOSTILE: HOSTILE},
         training={HOSTILE: HOSTILE},
     )
@@ -317,4 +336,4 @@ def test_hostile_text_stays_text(adapter):
     assert "49" not in text.split("## Quality")[1].split("dense")[0]
     assert "pwned" not in data["tags"] and data["license"] == HOSTILE
     rows = [line for line in text.splitlines() if "script" in line and line.startswith("|")]
-    assert rows and all(line.count("|") == 3 for line in rows)
+    assert len(rows) == 2 and [line.count("|") for line in rows] == [6, 3]

@@ -10,8 +10,6 @@ from peft import get_peft_model
 
 import focus_hf
 from focus_hf.adapter import focus_layers, routing_mode
-from focus_hf.attention import Pattern, count_pairs
-from focus_hf.evaluate import attended_share, perplexity, quality_figure, quality_table
 from focus_hf.train import RoutingSchedule, calibrate, tokenize_windows, train_centroids
 from tests.families import base_model, focus_config, focus_model, logits, token_ids
 
@@ -124,40 +122,6 @@ def test_running_balance_follows_the_batches_once_per_step():
 def test_calibrate_needs_batches():
     with pytest.raises(ValueError, match="at least one batch"):
         calibrate(focus_model("llama"), [])
-
-
-def test_perplexity_is_what_cross_entropy_says():
-    model, windows = focus_model("llama"), token_ids(batch=5, length=30)
-    losses = torch.nn.functional.cross_entropy(
-        logits(model, windows)[:, :-1].transpose(1, 2), windows[:, 1:], reduction="none"
-    )
-    assert perplexity(model, windows, batch_size=2) == pytest.approx(math.exp(losses.mean().item()), rel=1e-5)
-    with pytest.raises(ValueError, match=r"got \(0, 30\)"):
-        perplexity(model, windows[:0])
-
-
-def test_quality_table_measures_each_mode_and_leaves_the_model_as_it_was(tmp_path):
-    model, windows = focus_model("llama", top_k=2), token_ids(batch=3, length=40)
-    rows = list(quality_table(model, windows, [1, 4]))
-    assert [(row.mode, row.top_k) for row in rows] == [("dense", None), ("local", None), ("hard", 1), ("hard", 4)]
-    assert focus_layers(model)[0].configs["default"].top_k == 2 and focus_layers(model)[0].mode is None
-    dense, local, hard, everything = rows
-    assert dense.perplexity == pytest.approx(perplexity(base_model("llama"), windows), rel=1e-6)
-    assert everything.perplexity == pytest.approx(dense.perplexity, rel=1e-4) and everything.pairs == 1.0
-    assert local.pairs < hard.pairs < 1.0
-    nobody = torch.zeros(1, 40, 4, dtype=torch.bool)
-    attended, possible = count_pairs(Pattern(8, 2), nobody)
-    assert local.pairs == pytest.approx(attended / possible)
-    with routing_mode(model, "local"):
-        assert perplexity(model, windows) == pytest.approx(local.perplexity)
-    figure = quality_figure(rows, tmp_path / "sub" / "quality.png")
-    assert figure.read_bytes().startswith(b"\x89PNG")
-
-
-def test_attended_share_needs_an_active_adapter():
-    model = focus_model("llama")
-    with model.disable_adapter(), pytest.raises(ValueError, match="not active"):
-        attended_share(model, token_ids())
 
 
 def test_set_routing_top_k_is_saved_with_the_adapter(tmp_path):

@@ -1,0 +1,218 @@
+"""Commands about quality: train, eval, compare."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from ..train.recipe import TrainRecipe
+from .app import app, numbers, show, stderr
+from .options import flags_of, named_values
+
+_CONFIG = inspect.Parameter(
+    "config",
+    inspect.Parameter.KEYWORD_ONLY,
+    default=None,
+    annotation=Annotated[Path | None, typer.Option(help="YAML file of the flags below.", exists=True, dir_okay=False)],
+)
+_JSON = inspect.Parameter(
+    "as_json",
+    inspect.Parameter.KEYWORD_ONLY,
+    default=False,
+    annotation=Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")],
+)
+
+
+@app.command(epilog="Example: focus-hf train --model org/base --train-file notes.txt --output-dir my-adapter")
+@flags_of(TrainRecipe, positional=[_CONFIG, _JSON])
+def train(given: dict[str, Any], config: Path | None, as_json: bool) -> None:
+    """Train an adapter on text, balance its groups, measure it, and fill its card.
+
+    On several devices: accelerate launch -m focus_hf.cli train ...
+    """
+    from dataclasses import asdict
+
+    from ..evaluate.report import tables
+    from ..train import RichProgress
+    from ..train import train as train_adapter
+
+    recipe = _recipe(config, given)
+    with _progress() as progress:
+        result = train_adapter(
+            recipe, [RichProgress(progress, "centroids")], lambda text: progress.console.print(text, style="dim")
+        )
+    if _is_main_process():
+        if as_json:
+            show({"folder": str(result.folder), "results": asdict(result.results)}, "", True)
+            return
+        screen = Console()
+        for table in tables(result.results):
+            screen.print(table)
+        largest = 100 * (result.results.largest_group or 0.0)
+        screen.print(f"Largest group of any layer: {largest:.1f} % (ideal {100 / recipe.num_groups:.1f} %)")
+        screen.print(f"The adapter is in {result.folder}", markup=False, highlight=False, soft_wrap=True)
+
+
+@app.command(
+    "eval",
+    epilog="Example: focus-hf eval --adapter my-adapter --text held-out.txt --seq-len 512,1024 --top-k 1,2 --json",
+)
+def evaluate_command(
+    adapter: Annotated[str, typer.Option(help="The adapter: a folder or a Hub id.")],
+    text: Annotated[list[Path] | None, typer.Option(help="Held-out text of the domain.", exists=True)] = None,
+    retention: Annotated[
+        list[Path] | None, typer.Option(help="Text of another domain: is anything lost there?", exists=True)
+    ] = None,
+    dataset: Annotated[str | None, typer.Option(help="A data set instead of a text file.")] = None,
+    subset: Annotated[str | None, typer.Option(help="Configuration of the data set.")] = None,
+    split: Annotated[str, typer.Option(help="Split of the data set.")] = "test",
+    column: Annotated[str, typer.Option(help="Column that holds the text.")] = "text",
+    seq_len: Annotated[str, typer.Option(help="Context lengths in tokens, with commas.")] = "1024",
+    modes: Annotated[str, typer.Option(help="Of dense, local, soft, hard.")] = "dense,local,hard",
+    top_k: Annotated[str | None, typer.Option(help="Groups per token in hard mode, with commas.")] = None,
+    stride: Annotated[float, typer.Option(help="Step of the sliding window, as a share of the length.")] = 1.0,
+    max_tokens: Annotated[int, typer.Option(help="Tokens of each text, 0 for all.", min=0)] = 0,
+    retrieval: Annotated[str | None, typer.Option(help="Lengths of the retrieval probe, with commas.")] = None,
+    trials: Annotated[int, typer.Option(help="Prompts of the probe at each length.", min=1)] = 16,
+    tasks: Annotated[str | None, typer.Option(help="Tasks of lm-evaluation-harness, with commas.")] = None,
+    task_path: Annotated[Path | None, typer.Option(help="Folder of task files of your own.", exists=True)] = None,
+    limit: Annotated[int | None, typer.Option(help="Examples of each task, at most.", min=1)] = None,
+    model: Annotated[str | None, typer.Option(help="Base model, if not the one that the adapter names.")] = None,
+    revision: Annotated[str | None, typer.Option(help="Revision of the adapter on the Hub.")] = None,
+    device: Annotated[str, typer.Option(help="Where: cpu, cuda, ...")] = "cpu",
+    batch_size: Annotated[int, typer.Option(help="Windows at a time.", min=1)] = 4,
+    seed: Annotated[int, typer.Option(help="Of the probe's choices.")] = 0,
+    json_out: Annotated[str | None, typer.Option("--json", help="Write JSON: a file, or - for the screen.")] = None,
+    plots: Annotated[Path | None, typer.Option(help="Folder for pictures.")] = None,
+    write: Annotated[bool, typer.Option("--write", help="Put the figures into the adapter's own files.")] = False,
+) -> None:
+    """Measure an adapter: perplexity in every mode, retention, retrieval, benchmarks; dense beside Focus."""
+    from ..evaluate import EvaluationPlan
+    from ..evaluate.command import Sources, run_evaluation
+
+    plan = EvaluationPlan(
+        numbers("--seq-len", seq_len),
+        modes.split(","),
+        numbers("--top-k", top_k) if top_k else [],
+        stride,
+        max_tokens,
+        numbers("--retrieval", retrieval) if retrieval else [],
+        trials,
+        batch_size,
+        seed,
+    )
+    sources = Sources(tuple(map(str, text or ())), tuple(map(str, retention or ())), dataset, subset, split, column)
+    with _progress() as progress:
+        run_evaluation(
+            adapter,
+            sources,
+            plan,
+            base=model,
+            revision=revision,
+            device=device,
+            tasks=[name for name in (tasks or "").split(",") if name],
+            task_path=task_path,
+            limit=limit,
+            json_out=json_out,
+            plots=plots,
+            write=write,
+            progress=progress,
+        )
+
+
+@app.command(
+    epilog="Example: focus-hf compare --model org/base --train-file law.txt --eval-file law-test.txt "
+    "--retention-file general.txt --output-dir comparison"
+)
+@flags_of(
+    TrainRecipe,
+    positional=[
+        inspect.Parameter(
+            "retention_file",
+            inspect.Parameter.KEYWORD_ONLY,
+            annotation=Annotated[Path, typer.Option(help="Text of another domain.", exists=True)],
+        ),
+        inspect.Parameter(
+            "lora_learning_rate",
+            inspect.Parameter.KEYWORD_ONLY,
+            default=2e-3,
+            annotation=Annotated[float, typer.Option(help="Of LoRA; centroids take --learning-rate.")],
+        ),
+        inspect.Parameter(
+            "json_out",
+            inspect.Parameter.KEYWORD_ONLY,
+            default=None,
+            annotation=Annotated[str | None, typer.Option("--json", help="Write JSON: a file, or - for the screen.")],
+        ),
+        _CONFIG,
+    ],
+)
+def compare(
+    given: dict[str, Any],
+    config: Path | None,
+    retention_file: Path,
+    lora_learning_rate: float,
+    json_out: str | None,
+) -> None:
+    """Train Focus and LoRA with as many parameters on the same windows, and compare domain and retention."""
+    from ..compare import compare_with_lora, comparison_table
+
+    recipe = _recipe(config, given)
+    with _progress() as progress:
+        rows = compare_with_lora(recipe, retention_file, lora_learning_rate, progress)
+    _deliver({"rows": [row.to_dict() for row in rows]}, json_out, comparison_table(rows))
+
+
+def _recipe(config: Path | None, given: dict[str, Any]) -> TrainRecipe:
+    if "trainer" in given:
+        given["trainer"] = named_values("--trainer", given["trainer"])
+    return TrainRecipe.from_values(config, given)
+
+
+def _deliver(document: dict[str, Any], json_out: str | None, table: Any) -> None:
+    """A table on the screen and JSON in a file, or JSON on the screen and nothing else."""
+    from ..files import write_atomically
+
+    text = json.dumps(document, indent=2) + "\n"
+    if json_out == "-":
+        typer.echo(text, nl=False)
+        return
+    Console().print(table)
+    if json_out is not None:
+        write_atomically(Path(json_out), text.encode())
+
+
+@contextmanager
+def _progress() -> Iterator[Progress]:
+    """Bars on standard error; libraries' own bars and chatter are off."""
+    import warnings
+
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    warnings.filterwarnings("ignore", message="`is_gradient_checkpointing`", category=FutureWarning)  # PEFT's own
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=stderr(), disable=not _is_main_process()) as progress:
+        yield progress
+
+
+def _is_main_process() -> bool:
+    """Under a launcher of several processes, only the first one speaks."""
+    import os
+
+    return os.environ.get("RANK", "0") == "0"

@@ -1,0 +1,177 @@
+"""Two adapters of one size on one domain: what each gains there, and what it costs elsewhere."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, get_peft_model
+from rich.progress import Progress
+from rich.table import Table
+from torch import Tensor, nn
+from transformers import PrinterCallback, Trainer, set_seed
+
+from ..evaluate import Mode, attending, load_adapted, perplexity
+from ..texts import TextSource, cut
+from ..train import RichProgress, TrainRecipe, WindowDataset, train
+from ..train.trainer import training_arguments
+
+
+@dataclass(frozen=True)
+class ComparisonRow:
+    """One way of attending or adapting.
+
+    Args:
+        name: of it.
+        parameters: trained.
+        domain: perplexity on held-out text of the domain.
+        retention: perplexity on text of another domain.
+        pairs: share of pairs attended in routed layers.
+        seconds: of training.
+    """
+
+    name: str
+    parameters: int
+    domain: float
+    retention: float
+    pairs: float
+    seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def compare_with_lora(
+    recipe: TrainRecipe, retention_file: Path, lora_learning_rate: float, progress: Progress
+) -> list[ComparisonRow]:
+    """Train Focus, then LoRA of the rank whose parameters are closest in number, on the same windows and steps.
+
+    Args:
+        recipe: of Focus; LoRA takes its windows, steps, batch size and seed. Its ``eval_file`` is the domain's
+            held-out text.
+        retention_file: text of another domain.
+        lora_learning_rate: of LoRA, which wants a smaller one than centroids do.
+        progress: shows how far it is.
+
+    Returns:
+        Rows for the base model, Focus (dense ``soft`` routing, then hard at each ``top_k``) and LoRA.
+
+    Raises:
+        ValueError: bad input, see `train`.
+    """
+    started = time.monotonic()
+    result = train(replace(recipe, output_dir=str(Path(recipe.output_dir) / "focus")), [_bar(progress, "Focus")])
+    seconds = time.monotonic() - started
+    model, tokenizer, _ = load_adapted(str(result.folder), base=recipe.model)
+    windows = _windows(recipe.training_source(), tokenizer, recipe, recipe.stride)
+    if not recipe.eval_file:
+        raise ValueError("A comparison needs eval_file: held-out text of the domain.")
+    domain = _windows(TextSource(tuple(recipe.eval_file)), tokenizer, recipe, None)[: recipe.eval_windows]
+    other = _windows(TextSource((str(retention_file),)), tokenizer, recipe, None)
+    other = other[:: max(1, len(other) // recipe.eval_windows)][: recipe.eval_windows]
+
+    centroids = sum(p.numel() for name, p in model.named_parameters() if "focus_" in name and "balance" not in name)
+    rows = [_row("base model, dense", 0, model, Mode("dense"), domain, other, 1.0, 0.0)]
+    pairs = {(row["mode"], row["top_k"]): row["pairs"] for row in result.results.evaluations[0].rows}
+    for (name, top_k), share in pairs.items():
+        if name in ("soft", "hard"):
+            mode = Mode(name, top_k)
+            rows.append(_row(f"Focus, {_label(mode)}", centroids, model, mode, domain, other, share, seconds))
+
+    base = copy.deepcopy(model)
+    base.delete_adapter("default")
+    lora, name = _closest_lora(base, centroids)
+    set_seed(recipe.seed)
+    started = time.monotonic()
+    _train_lora(lora, recipe, windows, lora_learning_rate, progress)
+    seconds = time.monotonic() - started
+    parameters = sum(p.numel() for p in lora.parameters() if p.requires_grad)
+    lora.save_pretrained(Path(recipe.output_dir) / "lora")
+    rows.append(
+        ComparisonRow(name, parameters, perplexity(lora, domain), perplexity(lora, other), 1.0, round(seconds))
+    )
+    return rows
+
+
+def comparison_table(rows: Sequence[ComparisonRow]) -> Table:
+    """For the screen."""
+    table = Table(title="Focus and LoRA", title_justify="left")
+    for place, column in enumerate(("", "parameters", "domain", "other domain", "pairs", "training")):
+        table.add_column(column, justify="left" if place == 0 else "right")
+    base = rows[0]
+    for row in rows:
+        table.add_row(
+            row.name,
+            f"{row.parameters:,}",
+            f"{row.domain:.2f} ({100 * (row.domain / base.domain - 1):+.2f} %)",
+            f"{row.retention:.2f} ({100 * (row.retention / base.retention - 1):+.2f} %)",
+            f"{100 * row.pairs:.0f} %",
+            f"{row.seconds:.0f} s",
+        )
+    return table
+
+
+def _windows(source: TextSource, tokenizer: Any, recipe: TrainRecipe, stride: int | None) -> Tensor:
+    return cut(source.load().token_ids(tokenizer), recipe.seq_len, stride)
+
+
+def _row(
+    name: str,
+    parameters: int,
+    model: nn.Module,
+    mode: Mode,
+    domain: Tensor,
+    other: Tensor,
+    pairs: float,
+    seconds: float,
+) -> ComparisonRow:
+    with attending(model, mode):
+        return ComparisonRow(
+            name, parameters, perplexity(model, domain), perplexity(model, other), pairs, round(seconds)
+        )
+
+
+def _label(mode: Mode) -> str:
+    return "soft" if mode.name == "soft" else f"top_k={mode.top_k}"
+
+
+def _closest_lora(base: Any, budget: int) -> tuple[Any, str]:
+    """LoRA on the query and value projections, of the rank closest in parameters."""
+    from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as TARGETS
+
+    def count(rank: int) -> int:
+        with torch.device("meta"):
+            model = get_peft_model(copy.deepcopy(base).to("meta"), config(rank))
+        return sum(p.numel() for p in model.parameters() if p.requires_grad)
+
+    def config(rank: int) -> LoraConfig:
+        targets = None if base.config.model_type in TARGETS else "all-linear"
+        return LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=targets, task_type="CAUSAL_LM")
+
+    one = count(1)
+    rank = max(1, round(budget / one))
+    return get_peft_model(base, config(rank)), f"LoRA, rank {rank}"
+
+
+def _train_lora(
+    model: nn.Module, recipe: TrainRecipe, windows: Tensor, learning_rate: float, progress: Progress
+) -> None:
+    arguments = training_arguments(
+        replace(recipe, output_dir=str(Path(recipe.output_dir) / "lora"), learning_rate=learning_rate)
+    )
+    arguments.disable_tqdm = True
+    trainer = Trainer(
+        model=model, args=arguments, train_dataset=WindowDataset(windows), callbacks=[_bar(progress, "LoRA")]
+    )
+    trainer.remove_callback(PrinterCallback)
+    trainer.train()
+    model.eval()
+
+
+def _bar(progress: Progress, name: str) -> RichProgress:
+    return RichProgress(progress, name)

@@ -1,0 +1,158 @@
+"""`focus-hf eval`: an adapter and texts in; tables, JSON, pictures and the adapter's own results out."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress
+
+from ..files import write_atomically
+from ..hub import Results, load_results, save_results
+from ..machine import check_device
+from ..texts import Texts, TextSource
+from .figures import position_figure, quality_figure, retrieval_figure
+from .harness import run_tasks
+from .quality import QualityRow
+from .report import tables
+from .run import EvaluationPlan, TokenText, count_ticks, evaluate, load_adapted
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Texts of an evaluation.
+
+    Args:
+        domain: files of the domain.
+        retention: files of another domain.
+        dataset, subset, split, column: a data set of the domain instead of files.
+    """
+
+    domain: tuple[str, ...] = ()
+    retention: tuple[str, ...] = ()
+    dataset: str | None = None
+    subset: str | None = None
+    split: str = "test"
+    column: str = "text"
+
+    def load(self) -> list[Texts]:
+        """The domain's text, then each text of other domains."""
+        loaded = []
+        if self.domain or self.dataset:
+            loaded.append(TextSource(self.domain, self.dataset, self.subset, self.split, None, self.column).load())
+        return loaded + [TextSource((name,), column=self.column).load() for name in self.retention]
+
+
+def run_evaluation(
+    adapter: str,
+    sources: Sources,
+    plan: EvaluationPlan,
+    *,
+    progress: Progress,
+    base: str | None = None,
+    revision: str | None = None,
+    device: str = "cpu",
+    tasks: Sequence[str] = (),
+    task_path: Path | None = None,
+    limit: int | None = None,
+    json_out: str | None = None,
+    plots: Path | None = None,
+    write: bool = False,
+) -> Results:
+    """Measure an adapter and deliver what was asked for.
+
+    Args:
+        adapter: folder or Hub id.
+        sources: texts; none if only tasks are run.
+        plan: what to measure on them.
+        progress: shows how far it is.
+        base: base model, if not the one that the adapter names.
+        revision: of the adapter on the Hub.
+        device: where to run.
+        tasks, task_path, limit: of lm-evaluation-harness, see `run_tasks`.
+        json_out: file for JSON, or ``"-"`` for standard output, where then nothing else goes.
+        plots: folder for pictures.
+        write: put the figures into the adapter's folder; the card shows them from then on.
+
+    Returns:
+        What was measured.
+
+    Raises:
+        ValueError: nothing to measure, or bad input.
+    """
+    texts = sources.load()
+    if not texts and not tasks:
+        raise ValueError("Nothing to measure: give --text, --dataset or --tasks.")
+    check_device(device)
+    model, tokenizer, folder = load_adapted(adapter, base=base, device=device, revision=revision)
+    results = Results()
+    if texts:
+        bar = progress.add_task("evaluation", total=count_ticks(len(texts), plan))
+        results = evaluate(
+            model,
+            [_tokens(text, tokenizer) for text in texts],
+            plan,
+            tick=lambda done: progress.update(bar, advance=1, description=done),
+        )
+    if tasks:
+        bar = progress.add_task(f"tasks: {', '.join(tasks)}", total=2)
+        results.benchmarks = run_tasks(
+            model,
+            tokenizer,
+            tasks,
+            task_path=task_path,
+            limit=limit,
+            batch_size=plan.batch_size,
+            tick=lambda: progress.advance(bar),
+        )
+    progress.stop()
+    _deliver(results, json_out)
+    if plots is not None:
+        save_plots(results, plots)
+    if write:
+        add_to_adapter(results, folder)
+    return results
+
+
+def save_plots(results: Results, folder: Path) -> list[Path]:
+    """Pictures of the first evaluation and of the retrieval probe."""
+    made = []
+    for evaluation in results.evaluations[:1]:
+        rows = [QualityRow(**row) for row in evaluation.rows]
+        made.append(quality_figure(rows, folder / "quality.png"))
+        if any(row.mode == "dense" for row in rows):
+            made.append(position_figure(rows, folder / "positions.png"))
+    if results.retrieval:
+        made.append(retrieval_figure(results.retrieval, folder / "retrieval.png"))
+    return made
+
+
+def add_to_adapter(results: Results, folder: Path) -> None:
+    """Merge what was measured into an adapter's ``focus_results.json``."""
+    known = load_results(folder) or Results()
+    known.add(results.evaluations)
+    known.retrieval = results.retrieval or known.retrieval
+    known.benchmarks = results.benchmarks or known.benchmarks
+    known.measured_with = results.measured_with or known.measured_with
+    save_results(known, folder)
+
+
+def _tokens(text: Texts, tokenizer: Any) -> TokenText:
+    return TokenText(text.token_ids(tokenizer), text.name, text.revision, text.dataset)
+
+
+def _deliver(results: Results, json_out: str | None) -> None:
+    document = json.dumps(asdict(results), indent=2, allow_nan=False) + "\n"
+    if json_out == "-":
+        sys.stdout.write(document)
+        return
+    screen = Console()
+    for table in tables(results):
+        screen.print(table)
+    if json_out is not None:
+        write_atomically(Path(json_out), document.encode())

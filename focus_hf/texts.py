@@ -1,0 +1,178 @@
+"""Texts from files and data sets, as documents, token ids and windows."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def tokenize_windows(tokenizer: Any, text: str, length: int, stride: int | None = None) -> Tensor:
+    """Cut a text into windows of ``length`` tokens; an incomplete last one is dropped.
+
+    Args:
+        tokenizer: a transformers tokenizer.
+        text: any text.
+        length: tokens per window.
+        stride: tokens from one window's start to the next; ``length`` by default, so that windows do not overlap.
+
+    Returns:
+        int64 ``(N, length)``.
+
+    Raises:
+        ValueError: the text is shorter than one window.
+    """
+    return cut(join([tokenize(tokenizer, text)]), length, stride)
+
+
+def tokenize(tokenizer: Any, text: str) -> list[int]:
+    """Token ids of a text, without special tokens."""
+    return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+
+
+def join(documents: Sequence[Sequence[int]], between: int | None = None) -> Tensor:
+    """Token ids of documents, end to end: int64 ``(n,)``.
+
+    Args:
+        documents: token ids of each.
+        between: token id that ends each document when there are several.
+    """
+    ends = [] if between is None or len(documents) == 1 else [between]
+    return torch.tensor([token for document in documents for token in (*document, *ends)], dtype=torch.long)
+
+
+def cut(ids: Tensor, length: int, stride: int | None = None) -> Tensor:
+    """Windows of ``length`` tokens, see `tokenize_windows`."""
+    if ids.numel() < length:
+        raise ValueError(
+            f"The text has {ids.numel()} tokens, fewer than one window of {length}. "
+            "Give more text or a shorter window."
+        )
+    return ids.unfold(0, length, stride or length)
+
+
+@dataclass(frozen=True)
+class TextSource:
+    """Where texts come from: files on this machine, or a data set of the ``datasets`` library.
+
+    Args:
+        files: text files (one document each), or ``.jsonl`` files (one document a line).
+        dataset: name on the Hub, or a folder that ``datasets.load_dataset`` reads.
+        subset: configuration of the data set.
+        split: of the data set, such as ``"train"`` or ``"train[:1%]"``.
+        revision: of the data set, a commit for choice.
+        column: that holds the text.
+    """
+
+    files: tuple[str, ...] = ()
+    dataset: str | None = None
+    subset: str | None = None
+    split: str = "train"
+    revision: str | None = None
+    column: str = "text"
+
+    def load(self) -> Texts:
+        """Read everything.
+
+        Raises:
+            ValueError: neither files nor a data set, a missing column, or no text at all.
+            OSError: a file cannot be read.
+        """
+        if bool(self.files) == bool(self.dataset):
+            raise ValueError("Give either text files or the name of a data set.")
+        texts = self._from_files() if self.files else self._from_dataset()
+        if not any(text.strip() for text in texts.documents):
+            raise ValueError(f"{texts.name} holds no text.")
+        return texts
+
+    def _from_files(self) -> Texts:
+        documents: list[str] = []
+        digest = hashlib.sha256()
+        for name in self.files:
+            content = Path(name).read_bytes()
+            digest.update(content)
+            try:
+                text = content.decode("utf-8")
+            except UnicodeDecodeError as error:
+                raise ValueError(f"{name} is not UTF-8 text ({error.reason} at byte {error.start}).") from None
+            documents += self._lines(name, text) if name.endswith(".jsonl") else [text]
+        names = ", ".join(os.path.basename(name) for name in self.files)  # folders stay on this machine
+        return Texts(documents, names, f"sha256:{digest.hexdigest()[:16]}")
+
+    def _lines(self, name: str, text: str) -> list[str]:
+        documents = []
+        for number, line in enumerate(text.splitlines(), 1):
+            if not line.strip():
+                continue
+            try:
+                documents.append(str(json.loads(line)[self.column]))
+            except (ValueError, KeyError, TypeError) as error:
+                raise ValueError(f"{name}, line {number}: no JSON object with {self.column!r} ({error}).") from None
+        return documents
+
+    def _from_dataset(self) -> Texts:
+        import datasets
+
+        assert self.dataset is not None
+        loaded = datasets.load_dataset(self.dataset, self.subset, split=self.split, revision=self.revision)
+        if self.column not in loaded.column_names:
+            raise ValueError(
+                f"Data set {self.dataset} has no column {self.column!r}; it has {', '.join(loaded.column_names)}."
+            )
+        name = os.path.basename(os.path.normpath(self.dataset)) if os.path.isdir(self.dataset) else self.dataset
+        details = " ".join(part for part in (self.subset, self.split) if part)
+        revision = self.revision or _dataset_commit(loaded) or ""
+        on_hub = None if os.path.isdir(self.dataset) else self.dataset
+        return Texts(list(loaded[self.column]), f"{name} ({details})", revision, on_hub)
+
+
+@dataclass
+class Texts:
+    """Documents and what a card says about them.
+
+    Args:
+        documents: the texts.
+        name: for people; no folders of this machine.
+        revision: a data set's commit, or the hash of files.
+        dataset: Hub id, if it is a data set on the Hub.
+    """
+
+    documents: list[str]
+    name: str
+    revision: str = ""
+    dataset: str | None = None
+
+    def split_tail(self, share: float) -> tuple[Texts, Texts]:
+        """Everything but the last characters, and those, for validation."""
+        keep = int(sum(map(len, self.documents)) * (1 - share))
+        head: list[str] = []
+        tail: list[str] = []
+        for document in self.documents:
+            head.append(document[:keep])
+            tail.append(document[keep:])
+            keep = max(0, keep - len(document))
+        return (
+            replace(self, documents=[text for text in head if text]),
+            replace(self, documents=[text for text in tail if text], name=f"{self.name}, last {share:.0%}"),
+        )
+
+    def token_ids(self, tokenizer: Any) -> Tensor:
+        """All documents as int64 ``(n,)``, each ended by the tokenizer's end-of-text token if there are several."""
+        return join([tokenize(tokenizer, text) for text in self.documents], getattr(tokenizer, "eos_token_id", None))
+
+
+def _dataset_commit(loaded: Any) -> str | None:
+    """The commit that a data set was downloaded from, as the library records it in its cache."""
+    checksums = (loaded.info.download_checksums or {}) if loaded.info else {}
+    for url in checksums:
+        _, found, rest = str(url).partition("@")
+        if found:
+            return rest.split("/")[0]
+    return None

@@ -1,0 +1,149 @@
+"""Perplexities, modes and pairs against plain cross-entropy and the definition."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from focus_hf.adapter import focus_layers, routing_mode, set_routing
+from focus_hf.attention import Pattern, count_pairs
+from focus_hf.evaluate import (
+    Mode,
+    SlidingWindows,
+    attended_share,
+    attending,
+    list_modes,
+    measure_quality,
+    perplexity,
+    position_curve,
+    position_figure,
+    quality_figure,
+    quality_table,
+    token_losses,
+)
+from tests.families import base_model, focus_model, logits, token_ids
+
+
+def test_perplexity_is_what_cross_entropy_says():
+    model, windows = focus_model("llama"), token_ids(batch=5, length=30)
+    losses = torch.nn.functional.cross_entropy(
+        logits(model, windows)[:, :-1].transpose(1, 2), windows[:, 1:], reduction="none"
+    )
+    assert perplexity(model, windows, batch_size=2) == pytest.approx(math.exp(losses.mean().item()), rel=1e-5)
+    with pytest.raises(ValueError, match=r"got \(0, 30\)"):
+        perplexity(model, windows[:0])
+
+
+def test_quality_table_measures_each_mode_and_leaves_the_model_as_it_was(tmp_path):
+    model, windows = focus_model("llama", top_k=2), token_ids(batch=3, length=40)
+    rows = list(quality_table(model, windows, [1, 4]))
+    assert [(row.mode, row.top_k) for row in rows] == [("dense", None), ("local", None), ("hard", 1), ("hard", 4)]
+    assert focus_layers(model)[0].configs["default"].top_k == 2 and focus_layers(model)[0].mode is None
+    dense, local, hard, everything = rows
+    assert dense.perplexity == pytest.approx(perplexity(base_model("llama"), windows), rel=1e-6)
+    assert everything.perplexity == pytest.approx(dense.perplexity, rel=1e-4) and everything.pairs == 1.0
+    assert local.pairs < hard.pairs < 1.0
+    nobody = torch.zeros(1, 40, 4, dtype=torch.bool)
+    attended, possible = count_pairs(Pattern(8, 2), nobody)
+    assert local.pairs == pytest.approx(attended / possible)
+    with routing_mode(model, "local"):
+        assert perplexity(model, windows) == pytest.approx(local.perplexity)
+    figure = quality_figure(rows, tmp_path / "sub" / "quality.png")
+    assert figure.read_bytes().startswith(b"\x89PNG")
+
+
+def test_attended_share_needs_an_active_adapter():
+    model = focus_model("llama")
+    with model.disable_adapter(), pytest.raises(ValueError, match="not active"):
+        attended_share(model, token_ids())
+
+
+@pytest.mark.parametrize(("length", "stride"), [(30, 30), (30, 10), (30, 1), (30, 29)])
+def test_sliding_windows_predict_each_token_once(length, stride):
+    """Token ``t``'s loss is that of a model that sees the window it is scored in, and no token is scored twice."""
+    model, ids = base_model("llama"), token_ids(batch=1, length=100)[0]
+    text = SlidingWindows.of(ids, length, stride)
+    losses = token_losses(model, text.windows)
+    scored = []
+    for window, (row, counts) in enumerate(zip(losses, text.scored, strict=True)):
+        for column in counts.nonzero().flatten().tolist():
+            scored.append(window * stride + column + 1)
+            assert window == 0 or stride == length or column + 1 >= length - stride
+        window_ids = ids[window * stride : window * stride + length][None]
+        expected = torch.nn.functional.cross_entropy(
+            logits(model, window_ids)[0, :-1], window_ids[0, 1:], reduction="none"
+        )
+        torch.testing.assert_close(row, expected, rtol=1e-4, atol=1e-5)
+    assert len(scored) == len(set(scored))
+    last = (len(text.windows) - 1) * stride + length - 1
+    unpredicted = {window * length for window in range(len(text.windows))} if stride == length else {0}
+    assert set(scored) == set(range(last + 1)) - unpredicted
+    expected = math.exp(losses[text.scored].mean().item())
+    assert text.perplexity(losses) == pytest.approx(expected, rel=1e-5)
+
+
+def test_sliding_windows_say_what_is_wrong():
+    ids = torch.arange(10)
+    with pytest.raises(ValueError, match="The text has 10 tokens, fewer than one window of 11"):
+        SlidingWindows.of(ids, 11, 1)
+    for stride in (0, 6):
+        with pytest.raises(ValueError, match=r"stride must be from 1 to the window's length \(5\)"):
+            SlidingWindows.of(ids, 5, stride)
+
+
+def test_position_curve_covers_every_position_once():
+    losses = torch.arange(10.0).expand(3, 10)
+    curve = position_curve(losses, buckets=4)
+    assert [(stretch["first"], stretch["last"]) for stretch in curve] == [(1, 3), (4, 6), (7, 8), (9, 10)]
+    assert [stretch["loss"] for stretch in curve] == [1.0, 4.0, 6.5, 8.5]
+    assert len(position_curve(losses[:, :2], buckets=4)) == 2
+
+
+def test_modes_are_what_they_say_and_leave_no_trace():
+    model, windows = focus_model("llama", top_k=3).train(), token_ids(batch=2, length=60)
+    modes = list_modes(["dense", "local", "soft", "hard"], [1, 2])
+    measured = {mode: perplexity_in(model, mode, windows) for mode in modes}
+    assert model.training and focus_layers(model)[0].mode is None
+    assert focus_layers(model)[0].routing_config.top_k == 3
+    model.eval()
+    with model.disable_adapter():
+        assert measured[Mode("dense")] == perplexity(model, windows)
+    for mode in ("soft", "local"):
+        with routing_mode(model, mode):
+            assert measured[Mode(mode)] == perplexity(model, windows)
+    set_routing(model, top_k=2)
+    assert measured[Mode("hard", 2)] == perplexity(model, windows)
+    assert len(set(measured.values())) == 5
+    with pytest.raises(ValueError, match="modes must be of dense, local, soft, hard, got 'fast'"):
+        list_modes(["fast"], [1])
+
+
+def perplexity_in(model, mode, windows):
+    with attending(model, mode):
+        return perplexity(model, windows)
+
+
+def test_pairs_count_the_dense_start():
+    model, windows = focus_model("llama", dense_below=20), token_ids(batch=1, length=60)
+    seen = []
+    for layer in focus_layers(model):
+        layer.observer = lambda _, scores, memberships: seen.append(memberships)
+    logits(model, windows)
+    for layer in focus_layers(model):
+        layer.observer = None
+    pairs = [count_pairs(Pattern(8, 2, 20), memberships) for memberships in seen]
+    expected = sum(attended for attended, _ in pairs) / sum(possible for _, possible in pairs)
+    assert attended_share(model, windows) == pytest.approx(expected)
+
+
+def test_figures_of_positions(tmp_path):
+    model, windows = focus_model("llama"), token_ids(batch=2, length=60)
+    text = SlidingWindows.of(windows.flatten(), 60, 60)
+    rows = list(measure_quality(model, text, list_modes(["dense", "hard"], [1])))
+    assert rows[0].positions[0]["first"] == 1 and rows[0].positions[-1]["last"] == 59
+    assert position_figure(rows, tmp_path / "positions.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(ValueError, match="measure the mode 'dense' too"):
+        position_figure(rows[1:], tmp_path / "no.png")
+    assert [path.name for path in tmp_path.iterdir()] == ["positions.png"]
