@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -52,7 +53,7 @@ class FocusLayer(nn.Module, BaseTunerLayer):
         self.temperature: float | None = None
         self.observer: Callable[[FocusLayer, Tensor, Tensor], None] | None = None
         self._checked: set[str] = set()
-        self._potentials: list[Tensor] = []
+        self._potentials: deque[Tensor] = deque(maxlen=256)  # of the step, where several processes train
         self._handles = [
             attention.register_forward_pre_hook(self._before_attention, with_kwargs=True),
             attention.register_forward_hook(self._after_attention, always_call=True),
@@ -283,10 +284,10 @@ class FocusLayer(nn.Module, BaseTunerLayer):
     def _update_balance(self, adapter_name: str, potentials: Tensor) -> None:
         """Running average of the Sinkhorn potentials: what inference adds to the scores instead of Sinkhorn."""
         balance = self.focus_balance[adapter_name]
-        if ranks.in_shards(balance):  # ranks need not pass here at the same time
-            self._potentials.append(potentials)
-        else:
+        if not ranks.in_shards(balance):
             balance.copy_(_averaged(balance, potentials))
+        if ranks.several():  # under FSDP that was a passing copy of the shards
+            self._potentials.append(potentials)
 
     @torch.no_grad()
     def agree_on_balance(self) -> None:
@@ -297,11 +298,13 @@ class FocusLayer(nn.Module, BaseTunerLayer):
         adapter_name = self.routing_adapter
         if adapter_name is None:
             return
-        balance = ranks.whole(self.focus_balance[adapter_name])
-        for potentials in self._potentials:
-            balance = _averaged(balance, potentials)
+        parameter = self.focus_balance[adapter_name]
+        balance = ranks.whole(parameter)
+        if ranks.in_shards(parameter):
+            for potentials in self._potentials:
+                balance = _averaged(balance, potentials)
         self._potentials.clear()
-        ranks.assign(self.focus_balance[adapter_name], ranks.mean(balance))
+        ranks.assign(parameter, ranks.mean(balance))
 
     def extra_repr(self) -> str:
         return ", ".join(

@@ -7,13 +7,14 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from peft import get_peft_model
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, TrainerCallback, set_seed
 
@@ -97,7 +98,8 @@ def train(
         load_base_weights(model, checkpoint)
     say("training" if checkpoint is None else f"training, from step {_step_of(checkpoint)}")
     started = time.monotonic()
-    trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+    with _told_what_disk(out):
+        trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     seconds = time.monotonic() - started
     main = trainer.is_world_process_zero()
     if monitor.diverged_at is not None:
@@ -113,9 +115,10 @@ def train(
     results.largest_group = max(shares.values())
     results.training = _facts(recipe, training, len(windows), trainer, seconds)
     log = list(trainer.state.log_history)
-    folder = save_adapter(model, out, write=main)
-    if main:
-        _save(model, recipe, results, log, folder)
+    with _told_what_disk(out):
+        folder = save_adapter(model, out, write=main)
+        if main:
+            _save(model, recipe, results, log, folder)
     trainer.accelerator.wait_for_everyone()
     return TrainResult(folder, results, log)
 
@@ -171,6 +174,19 @@ def _unfreeze_base(model: nn.Module) -> None:
     for name, parameter in model.named_parameters():
         if "focus_" not in name:
             parameter.requires_grad_(True)
+
+
+@contextlib.contextmanager
+def _told_what_disk(out: Path) -> Iterator[None]:
+    """Whatever library fails to write, say where and what is left."""
+    try:
+        yield
+    except (OSError, RuntimeError, SafetensorError) as error:
+        if isinstance(error, RuntimeError) and "PytorchStreamWriter" not in str(error):
+            raise
+        checkpoint = last_checkpoint(out / "trainer")
+        left = "" if checkpoint is None else f", then continue from {checkpoint.name} with --resume"
+        raise OSError(f"cannot write to {out} ({error}): free some space{left}.") from error
 
 
 def _keep_last_good(model: nn.Module, out: Path, main: bool) -> None:

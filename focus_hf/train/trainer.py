@@ -83,8 +83,6 @@ def training_arguments(recipe: TrainRecipe) -> TrainingArguments:
         "weight_decay": 0.0,
         "seed": recipe.seed,
         "bf16": recipe.bf16,
-        "gradient_checkpointing": recipe.gradient_checkpointing,
-        "gradient_checkpointing_kwargs": {"use_reentrant": False} if recipe.gradient_checkpointing else None,
         "report_to": recipe.report_to,
         "load_best_model_at_end": bool(recipe.early_stopping),
         "metric_for_best_model": "eval_loss" if recipe.early_stopping else None,
@@ -94,6 +92,8 @@ def training_arguments(recipe: TrainRecipe) -> TrainingArguments:
         "dataloader_pin_memory": torch.cuda.is_available(),
         **how_often,
     }
+    if recipe.gradient_checkpointing:
+        arguments.update(gradient_checkpointing=True, gradient_checkpointing_kwargs={"use_reentrant": False})
     if recipe.early_stopping:
         arguments.update(save_strategy="steps", save_steps=recipe.eval_steps)
     try:
