@@ -2,35 +2,14 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 from peft import get_peft_model
 
 import focus_hf
 from focus_hf.adapter import focus_layers, routing_mode
-from focus_hf.train import RoutingSchedule, calibrate, tokenize_windows, train_centroids
+from focus_hf.train import calibrate, train_centroids
 from tests.families import base_model, focus_config, focus_model, logits, token_ids
-
-
-class WordTokenizer:
-    def __call__(self, text, **kwargs):
-        return {"input_ids": [int(word) for word in text.split()]}
-
-
-def test_windows_of_a_text():
-    text = " ".join(map(str, range(10)))
-    assert tokenize_windows(WordTokenizer(), text, 4).tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
-    assert tokenize_windows(WordTokenizer(), text, 4, stride=3)[-1].tolist() == [6, 7, 8, 9]
-    with pytest.raises(ValueError, match="The text has 10 tokens, fewer than one window of 11"):
-        tokenize_windows(WordTokenizer(), text, 11)
-
-
-def test_gate_schedule_rises_from_start_to_end():
-    schedule = RoutingSchedule(focus_model("llama"), gate=(1.0, 8.0), reached_at=0.5)
-    strengths = [schedule.strength(progress) for progress in (0.0, 0.25, 0.5, 1.0)]
-    assert strengths == pytest.approx([1.0, math.sqrt(8), 8.0, 8.0])
 
 
 def copying_task(windows=64, half=24, seed=0):

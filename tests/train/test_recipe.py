@@ -1,0 +1,132 @@
+"""What a training run is told: YAML, flags, texts, schedules."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from focus_hf.adapter import focus_layers
+from focus_hf.texts import TextSource, join, tokenize_windows
+from focus_hf.train import RoutingSchedule, TrainRecipe
+from tests.families import focus_model
+
+
+class Letters:
+    """A tokenizer whose tokens are characters."""
+
+    eos_token_id = 0
+
+    def __call__(self, text, **kwargs):
+        return {"input_ids": [ord(letter) for letter in text]}
+
+
+def test_flags_stand_above_the_file(tmp_path):
+    file = tmp_path / "train.yaml"
+    file.write_text(
+        "model: org/base\noutput-dir: out\ntrain_file: notes.txt\nlearning-rate: 1e-3\nmax_steps: 7\n"
+        "trainer: {adam_beta2: 0.9}\n"
+    )
+    recipe = TrainRecipe.from_values(file, {"max_steps": 9})
+    assert (recipe.model, recipe.output_dir, recipe.train_file) == ("org/base", "out", ["notes.txt"])
+    assert (recipe.learning_rate, recipe.max_steps, recipe.trainer) == (1e-3, 9, {"adam_beta2": 0.9})
+    assert recipe.focus_config().num_groups == 8 and recipe.focus_config().gate_strength == recipe.gate_end
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("model: m\noutput_dir: o\nsteps: 3", "Unknown training option 'steps'"),
+        ("output_dir: o", "Training needs model: give --model"),
+        ("- a", "must hold names and values, got list"),
+        ("a: [", "is not valid YAML"),
+        ("model: m\noutput_dir: o\nlearning_rate: fast", "learning_rate must be a number, got 'fast'"),
+        ("model: m\noutput_dir: o\nlearning_rate: -1", "learning_rate must be a positive number, got -1"),
+        ("model: m\noutput_dir: o\nmax_steps: 0", "max_steps must be an integer of at least 1, got 0"),
+        ("model: m\noutput_dir: o\neval_share: 1.0", "eval_share must be at least 0 and below 1"),
+        ("model: m\noutput_dir: o\nweights: all", "weights must be one of frozen, trained, got 'all'"),
+        ("model: m\noutput_dir: o\nfrom_scratch: true", "weights must be 'trained'"),
+        ("model: m\noutput_dir: o\nearly_stopping: 2", "give eval_steps too"),
+        ("model: m\noutput_dir: o\ntop_k: 9", r"top_k \(9\) cannot exceed num_groups \(8\)"),
+    ],
+)
+def test_bad_recipes_are_named(tmp_path, text, message):
+    file = tmp_path / "train.yaml"
+    file.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        TrainRecipe.from_values(file, {})
+
+
+def test_texts_of_files(tmp_path):
+    (tmp_path / "a.txt").write_text("abcdef")
+    (tmp_path / "b.jsonl").write_text(json.dumps({"text": "gh"}) + "\n\n" + json.dumps({"text": "ijkl"}) + "\n")
+    texts = TextSource((str(tmp_path / "a.txt"), str(tmp_path / "b.jsonl"))).load()
+    assert texts.documents == ["abcdef", "gh", "ijkl"] and texts.name == "a.txt, b.jsonl" and texts.dataset is None
+    assert texts.token_ids(Letters()).tolist() == [*b"abcdef", 0, *b"gh", 0, *b"ijkl", 0]
+    training, held_out = texts.split_tail(0.5)
+    assert training.documents == ["abcdef"] and held_out.documents == ["gh", "ijkl"]
+    assert held_out.name == "a.txt, b.jsonl, last 50%" and training.revision == held_out.revision
+    uneven, rest = texts.split_tail(0.3)
+    assert "".join(uneven.documents + rest.documents) == "abcdefghijkl" and uneven.documents[-1] == "gh"
+
+
+def test_texts_of_a_data_set(tmp_path):
+    import datasets
+
+    datasets.Dataset.from_dict({"body": ["one", "two", "six"]}).to_parquet(str(tmp_path / "set" / "train.parquet"))
+    source = TextSource(dataset=str(tmp_path / "set"), column="body", split="train[:2]")
+    texts = source.load()
+    assert texts.documents == ["one", "two"] and texts.name == "set (train[:2])" and texts.dataset is None
+    with pytest.raises(ValueError, match="has no column 'text'; it has body"):
+        TextSource(dataset=str(tmp_path / "set")).load()
+    with pytest.raises(ValueError, match="either text files or the name of a data set"):
+        TextSource(files=("a",), dataset="b").load()
+
+
+def test_windows_of_a_text():
+    assert tokenize_windows(Letters(), "abcdefghij", 4).tolist() == [[*b"abcd"], [*b"efgh"]]
+    assert tokenize_windows(Letters(), "abcdefghij", 4, stride=3)[-1].tolist() == [*b"ghij"]
+    with pytest.raises(ValueError, match="The text has 10 tokens, fewer than one window of 11"):
+        tokenize_windows(Letters(), "abcdefghij", 11)
+    assert join([[1, 2]], between=9).tolist() == [1, 2]
+
+
+def test_the_schedule_hardens_gate_and_temperature_and_lets_go():
+    model = focus_model("llama")
+    schedule = RoutingSchedule(model, gate=(1.0, 8.0), temperature=0.4, reached_at=0.5)
+    layer, seen = focus_layers(model)[0], []
+    for step in range(5):
+        state = type("State", (), {"global_step": step, "max_steps": 4})
+        schedule.on_step_begin(None, state, None)
+        seen.append((layer.gate_strength, layer.temperature))
+    strengths, temperatures = zip(*seen, strict=True)
+    assert strengths == pytest.approx([1.0, math.sqrt(8), 8.0, 8.0, 8.0])
+    assert temperatures == pytest.approx([0.4, 0.2, 0.1, 0.1, 0.1])
+    schedule.on_train_end(None, None, None)
+    assert layer.gate_strength is None and layer.temperature is None
+    for wrong in ({"gate": (0.0, 8.0)}, {"temperature": -1.0}, {"reached_at": 0.0}, {"reached_at": 1.5}):
+        with pytest.raises(ValueError, match=f"RoutingSchedule: {next(iter(wrong))} must be"):
+            RoutingSchedule(model, **wrong)
+
+
+def test_a_temperature_divides_the_scores():
+    model = focus_model("llama")
+    layer = focus_layers(model)[0]
+    hidden = torch.randn(1, 5, 32)
+    scores, _ = layer(hidden, "default")
+    layer.temperature = 0.2
+    torch.testing.assert_close(layer(hidden, "default")[0], scores / 2)
+
+
+def test_the_command_line_loads_without_extras():
+    """`focus-hf --help` must work where only the core is installed."""
+    code = (
+        "import sys; [sys.modules.__setitem__(name, None) for name in ('datasets', 'matplotlib', 'lm_eval', 'trl')]; "
+        "import focus_hf.cli"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
