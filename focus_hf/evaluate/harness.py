@@ -68,8 +68,8 @@ def _rows(dense: dict[str, Any], focus: dict[str, Any]) -> list[dict[str, Any]]:
     rows = []
     for task, measured in dense["results"].items():
         for key, value in measured.items():
-            name, _, filtered = key.partition(",")
-            if name == "alias" or name.endswith("_stderr") or not isinstance(value, int | float):
+            name, separator, filtered = key.partition(",")  # of metric and filter; other keys are about the task
+            if not separator or name.endswith("_stderr") or not isinstance(value, int | float):
                 continue
             stderr = measured.get(f"{name}_stderr,{filtered}")
             rows.append(
