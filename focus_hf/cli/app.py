@@ -33,6 +33,7 @@ _EXTRAS = {
     "accelerate": "train",
     "datasets": "train",
     "dulwich": "hub",
+    "lm_eval": "eval",
     "matplotlib": "viz",
     "starlette": "hub",
     "uvicorn": "hub",

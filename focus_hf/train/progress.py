@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from rich.progress import Progress
@@ -9,7 +10,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 
 class RichProgress(TrainerCallback):
-    """Shows steps and the latest loss in a `rich` progress display.
+    """Shows steps and the latest figures in a `rich` progress display.
 
     Args:
         progress: a started display.
@@ -30,6 +31,17 @@ class RichProgress(TrainerCallback):
         self.progress.update(self.task, completed=state.global_step)
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        loss = (kwargs.get("logs") or {}).get("loss")
-        if loss is not None:
-            self.progress.update(self.task, description=f"{self.description} (loss {float(loss):.2f})")
+        logs = kwargs.get("logs") or {}
+        shown = [f"{name} {form(logs[key])}" for key, (name, form) in _SHOWN.items() if key in logs]
+        if shown:
+            self.progress.update(self.task, description=f"{self.description} ({', '.join(shown)})")
+
+
+#: What of a Trainer's log is shown, by which name and how.
+_SHOWN: dict[str, tuple[str, Callable[[float], str]]] = {
+    "loss": ("loss", "{:.2f}".format),
+    "largest_group": ("largest group", "{:.0%}".format),
+    "pairs": ("pairs", "{:.0%}".format),
+    "eval_loss": ("held-out loss", "{:.2f}".format),
+    "eval_soft_loss": ("soft", "{:.2f}".format),
+}

@@ -70,3 +70,30 @@ def test_fsdp2_ends_where_one_process_does(tiny, tmp_path):
     for name in one:
         torch.testing.assert_close(two[name], one[name], rtol=1e-3, atol=2e-4)
     assert all(one[name].any() for name in one if name.endswith("balance"))
+
+
+@pytest.mark.slow
+def test_torchrun_on_a_cpu(tiny, tmp_path):
+    """The command line on two processes; `accelerate launch` starts processes in the same way."""
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"),
+            *("-m", "focus_hf.cli", "train", "--model", tiny / "base", "--train-file", tiny / "train.txt"),
+            *("--eval-file", tiny / "held_out.txt", "--output-dir", tmp_path / "out", "--num-groups", "4"),
+            *("--local-window", "8", "--seq-len", "64", "--max-steps", "3", "--eval-windows", "4", "--json"),
+            *("--trainer", "use_cpu=true"),
+        ],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert json.loads(done.stdout)["results"]["training"]["processes"] == 2  # said once
+
+
+@pytest.mark.parametrize("name", ["ddp", "fsdp2", "deepspeed_zero2"])
+def test_launch_configurations_are_read(name):
+    """`accelerate launch` takes them; what it would start needs GPUs."""
+    config = pytest.importorskip("accelerate.commands.config.config_args")
+    loaded = config.load_config_from_file(str(WORKER.parents[2] / "examples" / "accelerate" / f"{name}.yaml"))
+    assert loaded.num_processes == 8 and loaded.mixed_precision == "bf16"

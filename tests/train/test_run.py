@@ -310,4 +310,17 @@ def test_progress_is_shown(tiny, tmp_path):
     with Progress(disable=True) as progress:
         train(recipe(tiny, tmp_path / "out", max_steps=2), [RichProgress(progress, "centroids")])
     (task,) = progress.tasks
-    assert task.completed == 2 and "loss" in task.description
+    assert task.completed == 2
+    assert all(part in task.description for part in ("centroids (loss ", "largest group ", "pairs "))
+
+
+def test_mixed_precision_accumulation_and_recomputation(tiny, tmp_path):
+    """All three at once; recomputing activations changes nothing but memory."""
+    changes = {"bf16": True, "gradient_accumulation_steps": 2, "batch_size": 2, "max_steps": 3}
+    plain, again = (
+        train(recipe(tiny, tmp_path / str(checkpointing), gradient_checkpointing=checkpointing, **changes))
+        for checkpointing in (False, True)
+    )
+    assert plain.results.training["windows per step"] == 4 and plain.results.training["precision"] == "bf16"
+    first, second = weights(plain.folder), weights(again.folder)
+    assert all(torch.allclose(first[name], second[name], atol=1e-3) for name in first)
