@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
@@ -58,6 +59,7 @@ def focus_attention_forward(
     if routing is None:
         return _dense(module, query, key, value, attention_mask, scale, dropout, softcap, s_aux, kwargs)
 
+    query, key, value = _under_autocast(query, key, value)
     is_sliding = kwargs.get("sliding_window") is not None
     if routing.soft is not None:
         output = _soft_attention(routing, query, key, value, attention_mask, scale, softcap, s_aux, dropout)
@@ -66,6 +68,14 @@ def focus_attention_forward(
             routing, query, key, value, attention_mask, scale, softcap, s_aux, dropout, is_sliding=is_sliding
         )
     return output.transpose(1, 2).contiguous(), None
+
+
+def _under_autocast(*tensors: Tensor) -> list[Tensor]:
+    """In autocast's dtype, as PyTorch's own attention does it: rotary positions leave queries and keys in float32."""
+    device = tensors[0].device.type
+    if not torch.is_autocast_enabled(device):
+        return list(tensors)
+    return [tensor.to(torch.get_autocast_dtype(device)) for tensor in tensors]
 
 
 def _soft_attention(
