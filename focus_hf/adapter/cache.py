@@ -87,6 +87,8 @@ def can_store_by_groups(layer: Any, num_groups: int, top_k: int) -> bool:
     """Whether a layer that holds plain keys should be stored by groups from now on."""
     if layer.__class__.__mro__[1] is not DynamicLayer or layer.stays_plain or num_groups > MAX_GROUPS:
         return False
+    if layer.keys.dtype != layer.values.dtype:  # autocast leaves rotated keys in float32
+        return False
     slabs = math.comb(num_groups, top_k)
     read = slabs - math.comb(num_groups - top_k, top_k)  # sets that share a group with the query's
     return slabs <= MAX_SLABS and tokens_seen(layer) >= GROUPED_TOKENS_PER_SLAB * (1 + read)
@@ -149,6 +151,7 @@ def attend_stores(
         if real.numel() and int(new_positions[row, real[0]]) != store.next_position:
             return None
     output = query.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[-1])
+    query, key, value = (x.to(layer.dtype) for x in (query, key, value))  # autocast may have begun since
     for row, (store, real) in enumerate(zip(layer.stores, rows, strict=True)):
         if real.numel() == 0:
             continue

@@ -63,6 +63,25 @@ def test_greedy(family, top_k, cache, length):
 
 
 @families
+def test_greedy_in_mixed_precision(family):
+    """Autocast mixes dtypes, also within a cache, and may begin in the middle: the same to within bfloat16.
+
+    Its rounding may now and then put a token on the edge between two groups into the other one.
+    """
+    model, ids = model_of(family), token_ids(length=40)
+    with torch.autocast("cpu", torch.bfloat16):
+        result = generate(model, ids)
+        whole = logits(model, result.sequences, use_cache=False)
+    seen = torch.stack(result.logits, dim=1)
+    assert torch.isclose(seen.float(), whole[:, 39:-1].float(), rtol=0.1, atol=0.3).float().mean() > 0.95
+    past = DynamicCache(config=model.config)
+    logits(model, ids, past_key_values=past, use_cache=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        late = logits(model, result.sequences[:, 40:], past_key_values=past, use_cache=True)
+    assert torch.isclose(late[:, :-1].float(), whole[:, 40:-1].float(), rtol=0.1, atol=0.3).float().mean() > 0.95
+
+
+@families
 def test_sampling(family):
     model, ids = model_of(family), token_ids(length=20)
     torch.manual_seed(7)
