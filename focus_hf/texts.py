@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -78,8 +78,13 @@ class TextSource:
     revision: str | None = None
     column: str = "text"
 
-    def load(self) -> Texts:
-        """Read everything.
+    def load(self, max_characters: int | None = None, seed: int = 0) -> Texts:
+        """Read the texts.
+
+        Args:
+            max_characters: of a data set, read documents in random order until there are as many; files are read
+                whole.
+            seed: of that order.
 
         Raises:
             ValueError: neither files nor a data set, a missing column, or no text at all.
@@ -87,7 +92,7 @@ class TextSource:
         """
         if bool(self.files) == bool(self.dataset):
             raise ValueError("Give either text files or the name of a data set.")
-        texts = self._from_files() if self.files else self._from_dataset()
+        texts = self._from_files() if self.files else self._from_dataset(max_characters, seed)
         if not any(text.strip() for text in texts.documents):
             raise ValueError(f"{texts.name} holds no text.")
         return texts
@@ -108,7 +113,7 @@ class TextSource:
 
     def _lines(self, name: str, text: str) -> list[str]:
         documents = []
-        for number, line in enumerate(text.splitlines(), 1):
+        for number, line in enumerate(text.split("\n"), 1):
             if not line.strip():
                 continue
             try:
@@ -117,7 +122,7 @@ class TextSource:
                 raise ValueError(f"{name}, line {number}: no JSON object with {self.column!r} ({error}).") from None
         return documents
 
-    def _from_dataset(self) -> Texts:
+    def _from_dataset(self, max_characters: int | None, seed: int) -> Texts:
         import datasets
 
         assert self.dataset is not None
@@ -128,9 +133,12 @@ class TextSource:
             )
         name = os.path.basename(os.path.normpath(self.dataset)) if os.path.isdir(self.dataset) else self.dataset
         details = " ".join(part for part in (self.subset, self.split) if part)
-        revision = self.revision or _dataset_commit(loaded) or ""
+        revision = self.revision or dataset_commit(loaded.info) or ""
         on_hub = None if os.path.isdir(self.dataset) else self.dataset
-        return Texts(list(loaded[self.column]), f"{name} ({details})", revision, on_hub)
+        documents = _some(loaded if max_characters is None else loaded.shuffle(seed), self.column, max_characters)
+        if len(documents) < len(loaded):
+            details += f", {len(documents):,} of {len(loaded):,} documents"
+        return Texts(documents, f"{name} ({details})", revision, on_hub)
 
 
 @dataclass
@@ -168,10 +176,20 @@ class Texts:
         return join([tokenize(tokenizer, text) for text in self.documents], getattr(tokenizer, "eos_token_id", None))
 
 
-def _dataset_commit(loaded: Any) -> str | None:
-    """The commit that a data set was downloaded from, as the library records it in its cache."""
-    checksums = (loaded.info.download_checksums or {}) if loaded.info else {}
-    for url in checksums:
+def _some(rows: Iterable[dict[str, Any]], column: str, max_characters: int | None) -> list[str]:
+    """Documents until there are enough characters."""
+    documents, total = [], 0
+    for row in rows:
+        if max_characters is not None and total >= max_characters:
+            break
+        documents.append(str(row[column]))
+        total += len(documents[-1])
+    return documents
+
+
+def dataset_commit(info: Any) -> str | None:
+    """The commit that a data set was downloaded from, as the ``datasets`` library notes it (``DatasetInfo``)."""
+    for url in getattr(info, "download_checksums", None) or {}:
         _, found, rest = str(url).partition("@")
         if found:
             return rest.split("/")[0]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
 
-from ..adapter import focus_layers
+from ..adapter import FocusLayer, focus_layers, observe_routing
 from .modes import Mode, attending, list_modes
 from .perplexity import SlidingWindows, attended_share, position_curve, token_losses
 
@@ -27,6 +27,8 @@ class QualityRow:
         perplexity: ``exp`` of the mean loss per predicted token.
         pairs: share of the possible query-key pairs that routed layers attend to, 0 to 1.
         positions: mean loss by position, see `position_curve`.
+        largest_group, smallest_group: share of memberships in the largest and the smallest group of any layer, on this
+            text, in hard mode.
     """
 
     mode: str
@@ -34,6 +36,8 @@ class QualityRow:
     perplexity: float
     pairs: float
     positions: list[dict[str, float]] = field(default_factory=list)
+    largest_group: float | None = None
+    smallest_group: float | None = None
 
     def __str__(self) -> str:
         return str(Mode(self.mode, self.top_k))
@@ -69,7 +73,28 @@ def measure_quality(
         ValueError: no Focus adapter is active.
     """
     for mode in modes:
+        members: dict[FocusLayer, Tensor] = {}
         with attending(model, mode):
-            losses = token_losses(model, text.windows, batch_size)
+            with observe_routing(model, _count_members(members)):
+                losses = token_losses(model, text.windows, batch_size)
             pairs = 1.0 if mode.name in ("dense", "soft") else attended_share(model, text.windows[:_COUNTED])
-        yield QualityRow(mode.name, mode.top_k, text.perplexity(losses), pairs, position_curve(losses))
+        shares = [counts / counts.sum() for counts in members.values()] if mode.name == "hard" else []
+        yield QualityRow(
+            mode.name,
+            mode.top_k,
+            text.perplexity(losses),
+            pairs,
+            position_curve(losses),
+            max((float(share.max()) for share in shares), default=None),
+            min((float(share.min()) for share in shares), default=None),
+        )
+
+
+def _count_members(members: dict[FocusLayer, Tensor]) -> Callable[[FocusLayer, Tensor, Tensor], None]:
+    """An observer that adds up how many tokens each group of each layer holds."""
+
+    def count(layer: FocusLayer, scores: Tensor, memberships: Tensor) -> None:
+        counts = memberships.flatten(0, 1).sum(dim=0).double()
+        members[layer] = members[layer] + counts if layer in members else counts
+
+    return count

@@ -24,11 +24,13 @@ def tables(results: Results) -> Iterator[Table]:
 
 def _quality(evaluation: Evaluation) -> Table:
     title = f"Perplexity on {evaluation.data}, {evaluation.context_length} tokens"
-    table = _table(title, "attention", "perplexity", "to dense", "pairs attended")
+    table = _table(title, "attention", "perplexity", "to dense", "pairs attended", "largest group")
     dense = evaluation.perplexity("dense")
     for row in evaluation.rows:
         change = "" if dense is None else f"{100 * (row['perplexity'] / dense - 1):+.2f} %"
-        table.add_row(_name(row), f"{row['perplexity']:.2f}", change, f"{100 * row['pairs']:.0f} %")
+        largest = row.get("largest_group")
+        shown = "" if largest is None else f"{100 * largest:.1f} %"
+        table.add_row(_name(row), f"{row['perplexity']:.2f}", change, f"{100 * row['pairs']:.0f} %", shown)
     return table
 
 

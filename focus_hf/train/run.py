@@ -34,6 +34,9 @@ from .trainer import make_trainer
 #: Log of a training run, beside the adapter.
 LOG_FILE = "training_log.json"
 
+#: A generous guess.
+_CHARACTERS_PER_TOKEN = 10
+
 #: Windows on which a tokenizer is found not to fit.
 _PROBED = 4
 
@@ -136,12 +139,20 @@ def _refuse_to_overwrite(out: Path, recipe: TrainRecipe) -> None:
 
 def _texts(recipe: TrainRecipe) -> tuple[Texts, Texts]:
     """Training text and held-out text."""
-    training = recipe.training_source().load()
+    training = recipe.training_source().load(_characters_needed(recipe), recipe.seed)
     if recipe.eval_file:
         return training, TextSource(tuple(recipe.eval_file), column=recipe.column).load()
     if recipe.eval_share == 0:
         raise ValueError("Nothing to measure on: give eval_file, or an eval_share above 0.")
     return training.split_tail(recipe.eval_share)
+
+
+def _characters_needed(recipe: TrainRecipe) -> int:
+    """More than the run can read: there is no need to tokenize the rest of a huge data set."""
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    windows = recipe.max_steps * recipe.batch_size * recipe.gradient_accumulation_steps * processes
+    tokens = windows * (recipe.stride or recipe.seq_len) + recipe.eval_windows * recipe.seq_len
+    return int(_CHARACTERS_PER_TOKEN * (tokens + recipe.seq_len) / (1 - recipe.eval_share))
 
 
 def _load(recipe: TrainRecipe) -> tuple[Any, Any]:

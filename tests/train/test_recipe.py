@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from focus_hf.adapter import focus_layers
-from focus_hf.texts import TextSource, join, tokenize_windows
+from focus_hf.texts import TextSource, dataset_commit, join, tokenize_windows
 from focus_hf.train import RoutingSchedule, TrainRecipe
 from tests.families import focus_model
 
@@ -81,10 +81,22 @@ def test_texts_of_a_data_set(tmp_path):
     source = TextSource(dataset=str(tmp_path / "set"), column="body", split="train[:2]")
     texts = source.load()
     assert texts.documents == ["one", "two"] and texts.name == "set (train[:2])" and texts.dataset is None
+    some = TextSource(dataset=str(tmp_path / "set"), column="body").load(max_characters=4, seed=1)
+    assert len(some.documents) == 2 and set(some.documents) < {"one", "two", "six"}
+    assert some.name == "set (train, 2 of 3 documents)"
     with pytest.raises(ValueError, match="has no column 'text'; it has body"):
         TextSource(dataset=str(tmp_path / "set")).load()
     with pytest.raises(ValueError, match="either text files or the name of a data set"):
         TextSource(files=("a",), dataset="b").load()
+
+
+def test_the_commit_of_a_data_set():
+    import datasets
+
+    url = "hf://datasets/org/texts@0123456789abcdef0123456789abcdef01234567/data/train.parquet"
+    info = datasets.DatasetInfo(download_checksums={url: {"num_bytes": 1, "checksum": None}})
+    assert dataset_commit(info) == "0123456789abcdef0123456789abcdef01234567"
+    assert dataset_commit(datasets.DatasetInfo()) is None
 
 
 def test_windows_of_a_text():
