@@ -14,7 +14,7 @@ from peft import LoraConfig, get_peft_model
 from rich.progress import Progress
 from rich.table import Table
 from torch import Tensor, nn
-from transformers import PrinterCallback, Trainer, set_seed
+from transformers import AutoTokenizer, PrinterCallback, Trainer, set_seed
 
 from ..evaluate import Mode, attending, load_adapted, perplexity
 from ..texts import TextSource, cut
@@ -64,16 +64,18 @@ def compare_with_lora(
     Raises:
         ValueError: bad input, see `train`.
     """
-    started = time.monotonic()
-    result = train(replace(recipe, output_dir=str(Path(recipe.output_dir) / "focus")), [_bar(progress, "Focus")])
-    seconds = time.monotonic() - started
-    model, tokenizer, _ = load_adapted(str(result.folder), base=recipe.model)
-    windows = _windows(recipe.training_source(), tokenizer, recipe, recipe.stride)
     if not recipe.eval_file:
         raise ValueError("A comparison needs eval_file: held-out text of the domain.")
+    tokenizer = AutoTokenizer.from_pretrained(recipe.tokenizer or recipe.model)
+    windows = _windows(recipe.training_source(), tokenizer, recipe, recipe.stride)
     domain = _windows(TextSource(tuple(recipe.eval_file)), tokenizer, recipe, None)[: recipe.eval_windows]
     other = _windows(TextSource((str(retention_file),)), tokenizer, recipe, None)
     other = other[:: max(1, len(other) // recipe.eval_windows)][: recipe.eval_windows]
+
+    started = time.monotonic()
+    result = train(replace(recipe, output_dir=str(Path(recipe.output_dir) / "focus")), [_bar(progress, "Focus")])
+    seconds = time.monotonic() - started
+    model, _, _ = load_adapted(str(result.folder), base=recipe.model)
 
     centroids = sum(p.numel() for name, p in model.named_parameters() if "focus_" in name and "balance" not in name)
     rows = [_row("base model, dense", 0, model, Mode("dense"), domain, other, 1.0, 0.0)]
@@ -161,8 +163,9 @@ def _closest_lora(base: Any, budget: int) -> tuple[Any, str]:
 def _train_lora(
     model: nn.Module, recipe: TrainRecipe, windows: Tensor, learning_rate: float, progress: Progress
 ) -> None:
+    out = str(Path(recipe.output_dir) / "lora")
     arguments = training_arguments(
-        replace(recipe, output_dir=str(Path(recipe.output_dir) / "lora"), learning_rate=learning_rate)
+        replace(recipe, output_dir=out, learning_rate=learning_rate, eval_steps=0, early_stopping=0)
     )
     arguments.disable_tqdm = True
     trainer = Trainer(

@@ -325,3 +325,22 @@ def test_compare_with_lora(tiny, tmp_path):
     assert rows["base model, dense"]["parameters"] == 0 and lora["domain"] != rows["base model, dense"]["domain"]
     assert (tmp_path / "comparison" / "focus" / "adapter_model.safetensors").is_file()
     assert (tmp_path / "comparison" / "lora" / "adapter_model.safetensors").is_file()
+
+
+def test_a_comparison_looks_at_its_texts_before_it_trains(tiny, tmp_path):
+    (tmp_path / "short.txt").write_text("a b")
+    common = [
+        "compare",
+        "--model",
+        tiny / "base",
+        "--train-file",
+        tiny / "train.txt",
+        "--output-dir",
+        tmp_path / "out",
+    ]
+    for arguments, message in (
+        (["--retention-file", tiny / "train.txt"], "A comparison needs eval_file"),
+        (["--eval-file", tiny / "held_out.txt", "--retention-file", tmp_path / "short.txt"], "fewer than one window"),
+    ):
+        done = focus_hf(*common, *arguments)
+        assert done.returncode == 1 and message in done.stderr and not (tmp_path / "out").exists(), done.stderr
