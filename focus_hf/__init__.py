@@ -6,6 +6,7 @@ that ``model.load_adapter("org/name")`` works.
 
 from .adapter import FocusConfig, FocusLayer, FocusModel, set_routing
 from .hub import FocusModelCard, pull, push_to_hub
+from .interpret import GroupReport, group_report
 
 __version__ = "0.1.0"
 
@@ -14,7 +15,9 @@ __all__ = [
     "FocusLayer",
     "FocusModel",
     "FocusModelCard",
+    "GroupReport",
     "__version__",
+    "group_report",
     "pull",
     "push_to_hub",
     "set_routing",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +34,7 @@ class Routing:
         cache_layer: where the tokens are cached, if they are.
         in_stores: the cache layer is stored by groups.
         owner: the adapter.
+        attention_observer: told query, key, scale and memberships of the call, see `observe_attention`.
     """
 
     pattern: Pattern
@@ -44,6 +46,7 @@ class Routing:
     cache_layer: Any = None
     in_stores: bool = False
     owner: object = None
+    attention_observer: Callable[[Tensor, Tensor, float, Tensor], None] | None = None
 
 
 class RoutedConfig:

@@ -105,3 +105,22 @@ def observe_routing(model: nn.Module, observer: Callable[[FocusLayer, Tensor, Te
     finally:
         for layer in layers:
             layer.observer = None
+
+
+@contextmanager
+def observe_attention(
+    model: nn.Module, observer: Callable[[FocusLayer, Tensor, Tensor, float, Tensor], None]
+) -> Iterator[None]:
+    """Within the block, call ``observer(layer, query, key, scale, memberships)`` at every hard attention call.
+
+    ``query`` is ``(B, H, Q, D)``, ``key`` ``(B, H_kv, S, D)``, both as they meet (positions applied), ``memberships``
+    bool ``(B, S, K)``. Calls whose pairs are all attended are not routed and not seen. For calls without a cache.
+    """
+    layers = focus_layers(model)
+    for layer in layers:
+        layer.attention_observer = observer
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.attention_observer = None

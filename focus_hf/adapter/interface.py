@@ -60,6 +60,8 @@ def focus_attention_forward(
         return _dense(module, query, key, value, attention_mask, scale, dropout, softcap, s_aux, kwargs)
 
     query, key, value = _under_autocast(query, key, value)
+    if routing.attention_observer is not None:
+        routing.attention_observer(query, key, scale, routing.memberships)
     is_sliding = kwargs.get("sliding_window") is not None
     if routing.soft is not None:
         output = _soft_attention(routing, query, key, value, attention_mask, scale, softcap, s_aux, dropout)

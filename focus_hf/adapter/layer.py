@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -52,6 +53,7 @@ class FocusLayer(nn.Module, BaseTunerLayer):
         self.gate_strength: float | None = None
         self.temperature: float | None = None
         self.observer: Callable[[FocusLayer, Tensor, Tensor], None] | None = None
+        self.attention_observer: Callable[[FocusLayer, Tensor, Tensor, float, Tensor], None] | None = None
         self._checked: set[str] = set()
         self._potentials: deque[Tensor] = deque(maxlen=256)  # of the step, where several processes train
         self._handles = [
@@ -256,6 +258,7 @@ class FocusLayer(nn.Module, BaseTunerLayer):
             cache_layer=None if self._shares_keys() else layer,
             in_stores=in_stores,
             owner=adapter_name,
+            attention_observer=None if (observer := self.attention_observer) is None else partial(observer, self),
         )
 
     def _shares_keys(self) -> bool:

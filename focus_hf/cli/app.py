@@ -31,16 +31,19 @@ def numbers(option: str, text: str) -> list[int]:
 #: Packages that a command may find missing, and the extra that brings them.
 _EXTRAS = {
     "accelerate": "train",
+    "conllu": "interpret",
     "datasets": "train",
     "dulwich": "hub",
     "lm_eval": "eval",
     "matplotlib": "viz",
+    "scipy": "interpret",
+    "sklearn": "interpret",
     "starlette": "hub",
     "uvicorn": "hub",
 }
 
 #: Commands whose --json takes a file; without one they print.
-_JSON_FILES = ("bench", "compare", "eval")
+_JSON_FILES = ("bench", "compare", "eval", "groups")
 
 
 def _json_to_screen(arguments: list[str]) -> list[str]:

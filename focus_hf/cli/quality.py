@@ -45,7 +45,7 @@ def train(given: dict[str, Any], config: Path | None, as_json: bool) -> None:
     from ..train import train as train_adapter
 
     recipe = _recipe(config, given)
-    with _progress() as progress:
+    with progress_bars() as progress:
         result = train_adapter(
             recipe, [RichProgress(progress, "centroids")], lambda text: progress.console.print(text, style="dim")
         )
@@ -110,7 +110,7 @@ def evaluate_command(
         seed,
     )
     sources = Sources(tuple(map(str, text or ())), tuple(map(str, retention or ())), dataset, subset, split, column)
-    with _progress() as progress:
+    with progress_bars() as progress:
         run_evaluation(
             adapter,
             sources,
@@ -166,7 +166,7 @@ def compare(
     from ..compare import compare_with_lora, comparison_table
 
     recipe = _recipe(config, given)
-    with _progress() as progress:
+    with progress_bars() as progress:
         rows = compare_with_lora(recipe, retention_file, lora_learning_rate, progress)
     _deliver({"rows": [row.to_dict() for row in rows]}, json_out, comparison_table(rows))
 
@@ -191,7 +191,7 @@ def _deliver(document: dict[str, Any], json_out: str | None, table: Any) -> None
 
 
 @contextmanager
-def _progress() -> Iterator[Progress]:
+def progress_bars() -> Iterator[Progress]:
     """Bars on standard error; libraries' own bars and chatter are off."""
     import warnings
 

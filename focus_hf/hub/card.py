@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import unicodedata
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from huggingface_hub.utils import HFValidationError, validate_repo_id
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from ..adapter import FocusConfig
+from ..escape import escape
 from .adapter_files import CONFIG_FILE, WEIGHTS_FILE, check_adapter
 from .results import Results, load_results
 
@@ -28,17 +28,6 @@ def template_folder() -> Path:
     package = Path(__file__).resolve().parents[1]
     installed = package / "hub_templates"
     return installed if installed.is_dir() else package.parent / "hub_templates"
-
-
-def escape(value: object) -> str:
-    """Text from outside (a model, a data set, a name) as text in Markdown, never as markup.
-
-    Characters that Markdown or HTML give a meaning become character references; line breaks become spaces; invisible
-    and direction-changing characters are dropped.
-    """
-    text = re.sub(r"\s+", " ", str(value)).strip()
-    text = "".join(c for c in text if unicodedata.category(c) not in ("Cc", "Cf", "Co", "Cs"))
-    return re.sub(r"[&<>|`*_{}\[\]()#$~\\!]|(?<!\w)[-+=]|:(?=//)", lambda m: f"&#{ord(m.group())};", text)
 
 
 class FocusModelCard(ModelCard):

@@ -1,0 +1,50 @@
+"""The command about meaning: groups."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .app import app
+from .quality import progress_bars
+
+
+@app.command(epilog="Example: focus-hf groups --adapter my-adapter --treebank en_ewt-ud-dev.conllu --plots plots")
+def groups(
+    adapter: Annotated[str, typer.Option(help="The adapter: a folder or a Hub id.")],
+    text: Annotated[list[Path] | None, typer.Option(help="Text files.", exists=True)] = None,
+    treebank: Annotated[
+        list[Path] | None,
+        typer.Option(help="Treebank with gold labels (.conllu).", exists=True),
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Base model, if not the one that the adapter names.")] = None,
+    revision: Annotated[str | None, typer.Option(help="Revision of the adapter on the Hub.")] = None,
+    device: Annotated[str, typer.Option(help="Where: cpu, cuda, ...")] = "cpu",
+    seq_len: Annotated[int, typer.Option(help="Tokens read at a time.", min=2)] = 1024,
+    seed: Annotated[int, typer.Option(help="Of examples, bootstrap and random groups.")] = 0,
+    json_out: Annotated[str | None, typer.Option("--json", help="Write JSON: a file, or - for the screen.")] = None,
+    markdown: Annotated[str | None, typer.Option(help="Write Markdown: a file, or - for the screen.")] = None,
+    plots: Annotated[Path | None, typer.Option(help="Folder for pictures.")] = None,
+    write: Annotated[bool, typer.Option("--write", help="Put the report into the adapter's folder.")] = False,
+) -> None:
+    """Say what each group of tokens means, with evidence, over any text or against a gold treebank."""
+    from ..interpret.command import run_groups
+
+    with progress_bars() as progress:
+        run_groups(
+            adapter,
+            progress=progress,
+            texts=[str(path) for path in text or ()],
+            treebanks=[str(path) for path in treebank or ()],
+            base=model,
+            revision=revision,
+            device=device,
+            window=seq_len,
+            seed=seed,
+            json_out=json_out,
+            markdown=markdown,
+            plots=plots,
+            write=write,
+        )

@@ -1,0 +1,150 @@
+"""Run a model over text and add up what its groups hold, in memory that does not grow with the text."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..adapter import FocusLayer, focus_layers, observe_routing
+from ..evaluate.modes import Mode, attending, device_of
+
+#: Bins of the confidence and of the position histograms.
+BINS = 10
+
+#: Tokens whose groups are kept one by one, for examples.
+SAMPLE = 20_000
+
+#: Blocks of text over which gold categories are counted, for bootstrap intervals.
+BLOCKS = 64
+
+
+@dataclass(frozen=True)
+class Window:
+    """A stretch of text.
+
+    Args:
+        ids: token ids ``(T,)``.
+        gold: for each token and each kind of category (``"upos"``, ``"deprel"``) a number, -1 for none.
+    """
+
+    ids: Tensor
+    gold: dict[str, np.ndarray] = field(default_factory=dict)
+
+
+class LayerCounts:
+    """What one layer's groups hold."""
+
+    def __init__(self, name: str, num_groups: int, vocabulary: int) -> None:
+        self.name, self.num_groups = name, num_groups
+        self.by_token = np.zeros((vocabulary, num_groups), dtype=np.int64)
+        self.confidence = np.zeros((num_groups, BINS), dtype=np.int64)
+        self.confidence_sum = np.zeros(num_groups)
+        self.position = np.zeros((num_groups, BINS), dtype=np.int64)
+        self.to_next = np.zeros((num_groups, num_groups), dtype=np.int64)
+        self.sample: list[np.ndarray] = []
+        self.gold: dict[str, np.ndarray] = {}
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """Tokens in each group, by their first group."""
+        return self.by_token.sum(axis=0)
+
+
+@dataclass
+class Collected:
+    """What `collect` found.
+
+    Args:
+        layers: in order.
+        ids: ids of the sampled tokens, window after window; ``layers[i].sample`` holds their groups.
+        windows: lengths of the sampled windows.
+        tokens: all tokens read.
+        gold_by_token: for each kind of category, counts ``(vocabulary, categories)``.
+    """
+
+    layers: list[LayerCounts]
+    ids: np.ndarray
+    windows: list[int]
+    tokens: int
+    gold_by_token: dict[str, np.ndarray] = field(default_factory=dict)
+
+
+def collect(
+    model: nn.Module,
+    windows: Iterable[Window],
+    *,
+    categories: dict[str, int] | None = None,
+    tick: Any = lambda tokens: None,
+) -> Collected:
+    """Read windows in hard mode, one at a time.
+
+    Args:
+        model: with an active Focus adapter.
+        windows: of text.
+        categories: how many there are of each kind in `Window.gold`.
+        tick: called with the tokens of each window that has been read.
+    """
+    vocabulary = int(model.get_input_embeddings().weight.shape[0])  # type: ignore[operator]
+    routers = focus_layers(model)
+    num_groups = routers[0].routing_config.num_groups
+    counts = {router: LayerCounts(router.name, num_groups, vocabulary) for router in routers}
+    seen: dict[FocusLayer, tuple[np.ndarray, np.ndarray]] = {}
+
+    def look(layer: FocusLayer, scores: Tensor, memberships: Tensor) -> None:
+        balance = layer.focus_balance[str(layer.routing_adapter)].float()
+        probabilities = torch.softmax(scores[0] + balance, dim=-1)
+        confidence, group = probabilities.max(dim=-1)
+        seen[layer] = group.cpu().numpy(), confidence.cpu().numpy()
+
+    ids_kept: list[np.ndarray] = []
+    lengths: list[int] = []
+    total = 0
+    gold_by_token = {kind: np.zeros((vocabulary, size), dtype=np.int64) for kind, size in (categories or {}).items()}
+    with attending(model, Mode("hard")), observe_routing(model, look), torch.no_grad():
+        for number, window in enumerate(windows):
+            model(input_ids=window.ids[None].to(device_of(model)), use_cache=False)
+            keep = sum(lengths) < SAMPLE
+            if keep:
+                ids_kept.append(window.ids.numpy())
+                lengths.append(len(window.ids))
+            for router in routers:
+                _add(counts[router], window, *seen[router], number, keep, categories or {})
+            for one, following in itertools.pairwise(routers):
+                np.add.at(counts[one].to_next, (seen[one][0], seen[following][0]), 1)
+            for kind, table in gold_by_token.items():
+                known = window.gold[kind] >= 0
+                np.add.at(table, (window.ids.numpy()[known], window.gold[kind][known]), 1)
+            total += len(window.ids)
+            tick(len(window.ids))
+    if not total:
+        raise ValueError("There is no text to look at.")
+    return Collected(list(counts.values()), np.concatenate(ids_kept), lengths, total, gold_by_token)
+
+
+def _add(
+    layer: LayerCounts,
+    window: Window,
+    group: np.ndarray,
+    confidence: np.ndarray,
+    number: int,
+    keep: bool,
+    categories: dict[str, int],
+) -> None:
+    np.add.at(layer.by_token, (window.ids.numpy(), group), 1)
+    np.add.at(layer.confidence, (group, np.minimum((confidence * BINS).astype(int), BINS - 1)), 1)
+    np.add.at(layer.confidence_sum, group, confidence)
+    place = np.arange(len(group)) * BINS // max(len(group), 1)
+    np.add.at(layer.position, (group, place), 1)
+    if keep:
+        layer.sample.append(group.astype(np.int16))
+    for kind, size in categories.items():
+        gold = window.gold[kind]
+        known = gold >= 0
+        blocks = layer.gold.setdefault(kind, np.zeros((BLOCKS, layer.num_groups, size), dtype=np.int64))
+        np.add.at(blocks[number % BLOCKS], (group[known], gold[known]), 1)

@@ -1,0 +1,123 @@
+"""`focus-hf groups`: an adapter and a text or treebank in; a report on the screen and in files out."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+from rich.text import Text
+
+from ..evaluate import load_adapted
+from ..files import write_atomically
+from ..machine import check_device
+from ..texts import TextSource
+from .figures import save_plots
+from .report import GROUPS_FILE, GroupReport
+from .run import group_report
+from .treebank import Treebank, read_treebank
+
+
+def run_groups(
+    adapter: str,
+    *,
+    progress: Progress,
+    texts: Sequence[str] = (),
+    treebanks: Sequence[str] = (),
+    base: str | None = None,
+    revision: str | None = None,
+    device: str = "cpu",
+    window: int = 1024,
+    seed: int = 0,
+    json_out: str | None = None,
+    markdown: str | None = None,
+    plots: Path | None = None,
+    write: bool = False,
+) -> GroupReport:
+    """Report on an adapter's groups and deliver what was asked for.
+
+    Args:
+        adapter: folder or Hub id.
+        progress: shows how far it is.
+        texts: text files; or else
+        treebanks: ``.conllu`` files.
+        base: base model, if not the one that the adapter names.
+        revision: of the adapter on the Hub.
+        device: where to run.
+        window: tokens read at a time.
+        seed: of examples, bootstrap and random groups.
+        json_out, markdown: file, or ``"-"`` for standard output, where then nothing else goes.
+        plots: folder for pictures.
+        write: put the report (and the pictures) into the adapter's folder, from where the card takes it.
+
+    Raises:
+        ValueError: neither text nor treebank, both, or bad input.
+    """
+    if bool(texts) == bool(treebanks):
+        raise ValueError("Give either --text or --treebank.")
+    if "-" in (json_out, markdown) and json_out == markdown:
+        raise ValueError("Only one of --json and --markdown can go to the screen.")
+    check_device(device)
+    source: Treebank | list[str]
+    if treebanks:
+        source, name, revision_of_text = read_treebank(*treebanks), ", ".join(Path(t).name for t in treebanks), ""
+        for problem in source.skipped[:5]:
+            progress.console.print(f"left out: {problem}", markup=False, highlight=False)
+        if len(source.skipped) > 5:
+            progress.console.print(f"left out: {len(source.skipped) - 5} more sentences")
+    else:
+        loaded = TextSource(tuple(texts)).load()
+        source, name, revision_of_text = loaded.documents, loaded.name, loaded.revision
+    model, tokenizer, folder = load_adapted(adapter, base=base, device=device, revision=revision)
+    bar = progress.add_task("tokens", total=None)
+    report = group_report(
+        model,
+        tokenizer,
+        source,
+        name=name,
+        revision=revision_of_text,
+        window=window,
+        seed=seed,
+        tick=lambda tokens: progress.advance(bar, tokens),
+    )
+    progress.stop()
+    _deliver(report, json_out, markdown)
+    if plots is not None:
+        save_plots(report, plots)
+    if write:
+        report.to_json(folder / GROUPS_FILE)
+        save_plots(report, folder / "figures")
+    return report
+
+
+def _deliver(report: GroupReport, json_out: str | None, markdown: str | None) -> None:
+    if json_out == "-":
+        sys.stdout.write(report.to_json())
+    elif json_out is not None:
+        report.to_json(json_out)
+    if markdown == "-":
+        sys.stdout.write(report.to_markdown())
+    elif markdown is not None:
+        write_atomically(Path(markdown), report.to_markdown().encode())
+    if "-" not in (json_out, markdown):
+        Console().print(summary_table(report))
+
+
+def summary_table(report: GroupReport) -> Table:
+    """One line for each layer."""
+    title = f"Groups on {report.text['name']}, {report.text['tokens']:,} tokens"
+    table = Table(title=Text(title), title_justify="left")
+    has_gold = any("upos" in layer.agreement for layer in report.layers)
+    gold_columns = ("NMI (parts of speech)", "random", "lookup") if has_gold else ()
+    for column in ("layer", "largest", "in context", *gold_columns, "groups"):
+        table.add_column(column, justify="left" if column in ("layer", "groups") else "right", overflow="fold")
+    for layer in report.layers:
+        cells: list[Text | str] = [Text(layer.name), f"{100 * layer.largest:.1f} %", f"{100 * layer.contextual:.0f} %"]
+        if has_gold:
+            cells += [f"{layer.agreement['upos'][kind]['nmi']:.3f}" for kind in ("groups", "random", "lookup")]
+        cells.append(Text(", ".join(group.label for group in layer.groups)))
+        table.add_row(*cells)
+    return table

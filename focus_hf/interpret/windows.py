@@ -1,0 +1,111 @@
+"""Texts and treebanks as windows of tokens with their gold categories."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from .collect import Window
+from .treebank import Treebank, align
+
+#: Features kept: the most frequent ones of a treebank.
+MOST_FEATURES = 40
+
+
+@dataclass
+class Gold:
+    """Gold categories of a treebank.
+
+    Args:
+        names: for each kind (``"upos"``, ``"deprel"``) the categories' names.
+        windows: tokens with their categories.
+        words: words read.
+        skipped: sentences that could not be read.
+    """
+
+    names: dict[str, list[str]]
+    windows: list[Window]
+    words: int
+    skipped: list[str] = field(default_factory=list)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        return {kind: len(names) for kind, names in self.names.items()}
+
+
+def text_windows(tokenizer: Any, texts: Sequence[str], length: int) -> Iterator[Window]:
+    """Windows of at most ``length`` tokens of each text; the last one of a text may be shorter.
+
+    Raises:
+        ValueError: all texts together are shorter than two tokens.
+    """
+    found = False
+    for text in texts:
+        ids = torch.tensor(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"], dtype=torch.long)
+        for window in ids.split(length):
+            if window.numel() > 1:
+                found = True
+                yield Window(window)
+    if not found:
+        raise ValueError("The text has fewer than two tokens; give more.")
+
+
+def treebank_windows(tokenizer: Any, treebank: Treebank, length: int) -> Gold:
+    """Windows of a treebank's documents, each token with the categories of the word that it belongs to.
+
+    Raises:
+        ValueError: the tokenizer cannot tell where its tokens stand in the text.
+    """
+    if not getattr(tokenizer, "is_fast", False):
+        raise ValueError(
+            f"{type(tokenizer).__name__} does not say where its tokens stand in the text, which a treebank needs. "
+            "Load a fast tokenizer, or use plain text."
+        )
+    words = [word for document in treebank.documents for word in document.words]
+    names = {
+        "upos": sorted({word.upos for word in words}),
+        "deprel": sorted({word.deprel for word in words}),
+        "feature": _frequent([feature for word in words for feature in word.features]),
+    }
+    numbers = {kind: {name: number for number, name in enumerate(of_kind)} for kind, of_kind in names.items()}
+    windows = []
+    for document in treebank.documents:
+        coded = tokenizer(document.text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        ids = torch.tensor(coded["input_ids"], dtype=torch.long)
+        owners = align(_without_spaces(coded["offset_mapping"], document.text), document.words)
+        gold = {
+            "upos": np.array([-1 if w < 0 else numbers["upos"][document.words[w].upos] for w in owners]),
+            "deprel": np.array([-1 if w < 0 else numbers["deprel"][document.words[w].deprel] for w in owners]),
+            "feature": np.array([-1 if w < 0 else _first(document.words[w].features, numbers) for w in owners]),
+        }
+        for start in range(0, len(ids), length):
+            part = slice(start, start + length)
+            if len(ids[part]) > 1:
+                windows.append(Window(ids[part], {kind: values[part] for kind, values in gold.items()}))
+    return Gold(names, windows, len(words), treebank.skipped)
+
+
+def _without_spaces(offsets: Sequence[tuple[int, int]], text: str) -> list[tuple[int, int]]:
+    """Byte-level tokens take the space before a word with them; it belongs to no word."""
+    trimmed = []
+    for start, stop in offsets:
+        while start < stop and text[start].isspace():
+            start += 1
+        trimmed.append((start, stop))
+    return trimmed
+
+
+def _frequent(features: Sequence[str]) -> list[str]:
+    values, counts = np.unique(np.array(features, dtype=object).astype(str), return_counts=True)
+    order = np.lexsort((values, -counts))
+    return [str(value) for value in values[order][:MOST_FEATURES]]
+
+
+def _first(features: Sequence[str], numbers: dict[str, dict[str, int]]) -> int:
+    """A word's rarest kept feature stands for it: the most telling one."""
+    known = [numbers["feature"][feature] for feature in features if feature in numbers["feature"]]
+    return max(known, default=-1)

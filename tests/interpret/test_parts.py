@@ -1,0 +1,168 @@
+"""Treebanks, alignment, agreement, tokens, matching: against what can be worked out by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from focus_hf.interpret import agreement, match_groups, read_treebank
+from focus_hf.interpret.agreement import category_label, contextual_share, lookup_table, random_table
+from focus_hf.interpret.tokens import PROFILE, display, profile
+from focus_hf.interpret.treebank import Word, align
+
+GOOD = """\
+# newdoc id = one
+# text = We don't know.
+1\tWe\twe\tPRON\tPRP\tCase=Nom|Number=Plur\t4\tnsubj\t_\t_
+2-3\tdon't\t_\t_\t_\t_\t_\t_\t_\t_
+2\tdo\tdo\tAUX\tVBP\t_\t4\taux\t_\t_
+3\tn't\tnot\tPART\tRB\t_\t4\tadvmod:neg\t_\t_
+4\tknow\tknow\tVERB\tVB\t_\t0\troot\t_\tSpaceAfter=No
+4.1\tghost\t_\tVERB\t_\t_\t_\t_\t_\t_
+5\t.\t.\tPUNCT\t.\t_\t4\tpunct\t_\t_
+
+"""
+
+BAD = """\
+# text = No such word.
+1\tSome\tsome\tDET\tDT\t_\t0\troot\t_\t_
+
+# text = Broken
+1\tBroken\tbroken
+
+# newdoc id = two
+1\tYes\tyes\tINTJ\tUH\t_\t0\troot\t_\tSpaceAfter=No
+2\t!\t!\tPUNCT\t.\t_\t1\tpunct\t_\t_
+"""
+
+
+def test_a_treebank_is_read_and_its_errors_named(tmp_path):
+    file = tmp_path / "small.conllu"
+    file.write_text(GOOD + BAD)
+    treebank = read_treebank(file)
+    assert [document.text for document in treebank.documents] == ["We don't know.", "Yes!"]
+    words = treebank.documents[0].words
+    assert [(w.start, w.stop, w.upos, w.deprel) for w in words] == [
+        (0, 2, "PRON", "nsubj"),
+        (3, 8, "AUX", "aux"),
+        (3, 8, "PART", "advmod"),
+        (9, 13, "VERB", "root"),
+        (13, 14, "PUNCT", "punct"),
+    ]
+    assert words[0].features == ("Case=Nom", "Number=Plur")
+    assert len(treebank.skipped) == 2
+    assert treebank.skipped[0] == "small.conllu, line 11: word 'Some' is not in the sentence's text"
+    assert treebank.skipped[1] == "small.conllu, line 15: 3 columns, expected 10 with tabs between"
+
+
+def test_a_file_without_a_sentence_is_refused(tmp_path):
+    for content, message in (("", "no sentence could be read."), ("hello\n", "The first error: none.conllu, line 1")):
+        (tmp_path / "none.conllu").write_text(content)
+        with pytest.raises(ValueError, match=message):
+            read_treebank(tmp_path / "none.conllu")
+
+
+@settings(max_examples=60, deadline=None)
+@given(cuts=st.lists(st.integers(1, 5), min_size=1, max_size=20), seed=st.integers(0, 1000))
+def test_tokens_belong_to_the_word_they_overlap_most(cuts, seed):
+    generator = np.random.default_rng(seed)
+    text_length, words, place = sum(cuts), [], 0
+    for length in cuts:
+        if generator.random() < 0.8:  # the rest stands between words
+            words.append(Word(place, place + length, "X", "x"))
+        place += length
+    ends = sorted({*generator.integers(1, text_length + 1, size=text_length // 2 + 1).tolist(), text_length})
+    offsets = list(zip([0, *ends[:-1]], ends, strict=True))
+    for (start, stop), found in zip(offsets, align(offsets, words), strict=True):
+        overlaps = [max(0, min(stop, word.stop) - max(start, word.start)) for word in words]
+        if max(overlaps, default=0) == 0:
+            assert found == -1
+        else:
+            assert overlaps[found] == max(overlaps)
+
+
+def test_agreement_of_tables_worked_out_by_hand():
+    perfect = agreement(np.diag([5, 3, 2]))
+    assert perfect.nmi == perfect.ami == perfect.v_measure == perfect.purity == pytest.approx(1.0)
+    nothing = agreement(np.full((2, 2), 25))
+    assert nothing.nmi == pytest.approx(0, abs=1e-9) and abs(nothing.ami) < 0.02 and nothing.purity == 0.5
+    table = np.array([[30, 10], [5, 15]])
+    joint = table / table.sum()
+    independent = joint.sum(1, keepdims=True) * joint.sum(0, keepdims=True)
+    information = (joint * np.log(joint / independent)).sum()
+    entropies = [-(p * np.log(p)).sum() for p in (joint.sum(0), joint.sum(1))]
+    assert agreement(table).nmi == pytest.approx(information / np.mean(entropies))
+    with pytest.raises(ValueError, match="No token has a gold category"):
+        agreement(np.zeros((2, 2), dtype=int))
+
+
+def test_baselines_know_nothing_or_only_the_token():
+    table = np.diag([400, 300, 300])
+    chance = random_table(table, seed=0)
+    assert chance.sum() == 1000 and (chance.sum(axis=0) == table.sum(axis=0)).all()
+    assert np.ptp(chance.sum(axis=1)) <= 1 and agreement(chance).nmi < 0.02
+    by_token = np.array([[8, 2], [1, 9], [5, 0]])  # three kinds of tokens in two groups
+    gold = np.array([[10, 0], [0, 10], [2, 3]])
+    assert lookup_table(by_token, gold).tolist() == [[12, 3], [0, 10]]
+    assert contextual_share(by_token) == pytest.approx(3 / 25)
+
+
+def test_a_label_needs_evidence():
+    names = ["NOUN", "VERB", "PUNCT"]
+    even = np.tile(np.array([[20, 20, 20], [20, 20, 20]]), (64, 1, 1))
+    assert category_label(even, names, 0, draws=50, seed=0)["label"] == "mixed"
+    clear = np.tile(np.array([[2, 3, 55], [40, 30, 2]]), (64, 1, 1))
+    label = category_label(clear, names, 0, draws=50, seed=0)
+    assert label["label"] == "PUNCT" and label["share"] == pytest.approx(55 / 60)
+    assert label["lift"] == pytest.approx((55 / 60) / (57 / 132)) and label["interval"][0] > 1.5
+    noisy = np.zeros((64, 2, 3), dtype=int)
+    noisy[:, 1] = 10
+    noisy[0, 0] = [0, 0, 3]  # three words of one place: the lift is high, the evidence is not there in most samples
+    assert category_label(noisy, names, 0, draws=50, seed=0)["label"] == "mixed"
+    empty = np.zeros((64, 2, 3), dtype=int)
+    assert category_label(empty, names, 0, draws=5, seed=0)["label"] == "empty"
+
+
+@pytest.mark.parametrize(
+    ("text", "raw", "expected"),
+    [
+        (" the", "Ġthe", {"word-initial"}),
+        (" The", "▁The", {"capitalised", "word-initial"}),
+        ("ing", "ing", {"sub-word"}),
+        ("ing", "##ing", {"sub-word"}),
+        (" --", "Ġ--", {"punctuation"}),
+        ("$", "$", {"punctuation"}),
+        (" 42", "Ġ42", {"digits"}),
+        ("\n", "Ċ", {"whitespace"}),
+        ("\ufffd", "Ã", {"other"}),
+        ("a1", "a1", {"sub-word"}),
+        ("\x07", "\x07", {"other"}),
+    ],
+)
+def test_the_profile_of_a_token(text, raw, expected):
+    assert {name for name, holds in zip(PROFILE, profile(text, raw), strict=True) if holds} == expected
+
+
+def test_tokens_are_shown_as_visible_text():
+    assert display(" a\n\t") == "␣a⏎⇥" and display("\u202ex\x00") == "⟨U+202E⟩x⟨U+0000⟩"
+    assert len(display("x" * 100)) == 32 and display("x" * 100).endswith("…")
+
+
+def test_matching_finds_a_permutation_and_what_is_new():
+    generator = np.random.default_rng(0)
+    groups = generator.integers(0, 4, size=2000)
+    permutation = np.array([2, 0, 3, 1])
+    others = permutation[groups]
+    assert [(m.other, m.overlap) for m in match_groups(groups, others, 4, 4)] == [
+        (2, 1.0),
+        (0, 1.0),
+        (3, 1.0),
+        (1, 1.0),
+    ]
+    others[groups == 3] = generator.integers(0, 4, size=(groups == 3).sum())
+    matches = match_groups(groups, others, 4, 4)
+    assert [m.other for m in matches[:3]] == [2, 0, 3] and matches[3].overlap < 0.3
+    with pytest.raises(ValueError, match="Groups of 3 tokens cannot be matched with those of 2"):
+        match_groups(groups[:3], others[:2], 4, 4)

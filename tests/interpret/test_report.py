@@ -1,0 +1,284 @@
+"""`group_report` against counts made in another way, on hostile text, and through the command line."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from peft import get_peft_model
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+import focus_hf
+from focus_hf import FocusConfig, GroupReport, group_report
+from focus_hf.adapter import focus_layers, observe_attention, observe_routing
+from focus_hf.attention import Pattern, attended_pairs
+from focus_hf.hub import save_adapter
+from focus_hf.interpret.collect import Window
+from focus_hf.interpret.distance import distant_attention
+from focus_hf.interpret.figures import save_plots, strip_figure
+from tests.cli.test_cli import focus_hf as run
+from tests.families import FAMILIES, focus_model, token_ids, unbalance
+from tests.interpret.test_parts import BAD, GOOD
+
+HOSTILE = "<script>alert(1)</script> | `x` **b** {{ 7*7 }} \u202eevil\x07\u2028 &amp; ![i](http://e) $x$ ---\n" * 12
+
+
+@pytest.fixture(scope="module")
+def parts(tiny):
+    model = AutoModelForCausalLM.from_pretrained(tiny / "base")
+    tokenizer = AutoTokenizer.from_pretrained(tiny / "base")
+    torch.manual_seed(1)
+    model = get_peft_model(
+        model, FocusConfig(num_groups=4, local_window=8, sink_tokens=2, task_type="CAUSAL_LM")
+    ).eval()
+    unbalance(model)
+    return model, tokenizer
+
+
+@pytest.fixture(scope="module")
+def treebank(tmp_path_factory):
+    """A hundred small sentences, two of them broken."""
+    file = tmp_path_factory.mktemp("treebank") / "small.conllu"
+    file.write_text(GOOD * 100 + BAD)
+    return file
+
+
+def memberships_of(model, ids):
+    seen = {}
+
+    def look(layer, scores, memberships):
+        seen[layer.name] = memberships[0]
+
+    with observe_routing(model, look), torch.no_grad():
+        model(input_ids=ids[None], use_cache=False)
+    return seen
+
+
+def test_counts_are_those_of_the_model(parts, tiny):
+    model, tokenizer = parts
+    text = (tiny / "held_out.txt").read_text()[:6000]
+    report = group_report(model, tokenizer, text, window=200)
+    ids = torch.tensor(tokenizer(text)["input_ids"])
+    windows = [window for window in ids.split(200) if len(window) > 1]
+    assert report.text["tokens"] == sum(map(len, windows)) and len(report.layers) == 2
+    for number, layer in enumerate(report.layers):
+        groups = torch.cat([list(memberships_of(model, w).values())[number].int().argmax(-1) for w in windows])
+        tokens = torch.cat(windows)
+        for group, facts in enumerate(layer.groups):
+            inside = tokens[groups == group]
+            assert facts.share == pytest.approx(len(inside) / len(tokens), abs=1e-4)
+            assert sum(facts.confidences) == sum(facts.positions) == len(inside)
+            kinds, counts = inside.unique(return_counts=True)
+            assert facts.top[0]["count"] == counts.max()
+            for item in facts.lifted:
+                assert item["lift"] > 1
+            digits = sum(tokenizer.decode([int(i)]).strip().isdigit() for i in inside)
+            assert facts.profile["digits"] == pytest.approx(digits / len(inside), abs=1e-3)
+        majority = sum(np.bincount(groups[tokens == kind]).max() for kind in tokens.unique())
+        assert layer.contextual == pytest.approx(1 - majority / len(tokens), abs=1e-6)
+    flow = np.zeros((4, 4), dtype=int)
+    for window in windows:
+        first, second = (members.int().argmax(-1) for members in memberships_of(model, window).values())
+        np.add.at(flow, (first.numpy(), second.numpy()), 1)
+    assert report.layers[0].flow == flow.tolist() and report.layers[1].flow == []
+
+
+def test_lift_and_examples_are_of_the_text(parts):
+    model, tokenizer = parts
+    text = "the cat saw the dog, and the dog saw her. " * 40
+    report = group_report(model, tokenizer, text, window=100)
+    layer = report.layers[0]
+    total = {}
+    for facts in layer.groups:
+        for item in facts.lifted:
+            total.setdefault(item["token"], []).append(item["count"] * 1 / item["lift"] / facts.share)
+    for occurrences in total.values():  # count / (lift * share) is how often the token occurs, whatever the group
+        assert max(occurrences) - min(occurrences) < 0.05 * max(occurrences)
+    shown = text.replace(" ", "")
+    for facts in layer.groups:
+        for example in facts.examples:
+            joined = (example["before"] + example["token"] + example["after"]).replace(" ", "").replace("␣", "")
+            assert joined in shown
+
+
+def test_the_same_seed_gives_the_same_report(parts, tiny):
+    model, tokenizer = parts
+    text = (tiny / "held_out.txt").read_text()[:4000]
+    one, again, other = (group_report(model, tokenizer, text, seed=seed).to_json() for seed in (3, 3, 4))
+    assert one == again and one != other
+    assert focus_layers(model)[0].mode is None and focus_layers(model)[0].observer is None
+
+
+def test_a_treebank_gives_gold_labels_and_baselines(parts, treebank):
+    model, tokenizer = parts
+    report = group_report(model, tokenizer, treebank, window=64)
+    assert report.text["words"] == 502 and report.text["skipped"] == 2 and report.text["name"] == "small.conllu"
+    for layer in report.layers:
+        for kind in ("upos", "deprel"):
+            found = layer.agreement[kind]
+            assert found["random"]["nmi"] < found["lookup"]["nmi"]
+            assert all(0 <= found[way][figure] <= 1 for way in found for figure in ("nmi", "v_measure", "purity"))
+        for group in layer.groups:
+            assert set(group.labels) == {"upos", "deprel", "feature"}
+            assert sum(group.upos.values()) == pytest.approx(1.0, abs=0.05) or group.share == 0
+    # five kinds of words, each nearly always in the same group: layer 0 sees little but the token
+    found = report.layers[0].agreement["upos"]
+    assert found["groups"]["nmi"] > 10 * found["random"]["nmi"] and found["groups"]["ami"] > 0.1
+
+
+def test_a_treebank_needs_offsets(parts, treebank):
+    model, tokenizer = parts
+
+    class Slow:
+        is_fast = False
+
+    with pytest.raises(ValueError, match="Slow does not say where its tokens stand in the text"):
+        group_report(model, Slow(), treebank)
+    with pytest.raises(ValueError, match="fewer than two tokens"):
+        group_report(model, tokenizer, "")
+
+
+def test_text_shorter_than_the_window_is_read_all_the_same(parts):
+    model, tokenizer = parts
+    report = group_report(model, tokenizer, "to be")  # dense attention for every token
+    assert report.text["tokens"] >= 2 and report.layers[0].pairs == []
+    assert report.layers[0].groups[0].distance is None
+    assert "Groups on a text" in report.to_markdown()
+
+
+def test_hostile_tokens_are_text_everywhere(parts, tmp_path):
+    model, tokenizer = parts
+    report = group_report(model, tokenizer, HOSTILE, name=HOSTILE)
+    markdown = report.to_markdown()
+    for forbidden in ("<script", "{{", "![i]", "\u202e", "\x07", "\u2028", "](http://e)"):
+        assert forbidden not in markdown, forbidden
+    tables = [line for line in markdown.splitlines() if line.startswith("|")]
+    assert {line.count("|") for line in tables} <= {4, 8}  # four cells or seven, whatever is in them
+    assert markdown.count("<details>") == markdown.count("</details>") == 2
+    assert json.loads(report.to_json())["text"]["name"] == HOSTILE
+    assert len(save_plots(report, tmp_path)) == 2
+    strip_figure(["$x$", "<b>", "␣a"], [0, 1, 11], tmp_path / "strip.png", title="$x")
+    assert (tmp_path / "strip.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_report_comes_back_from_its_file(parts, treebank, tmp_path):
+    model, tokenizer = parts
+    report = group_report(model, tokenizer, treebank, window=64)
+    report.to_json(tmp_path / "groups.json")
+    assert GroupReport.from_json(tmp_path / "groups.json") == report
+    values = json.loads((tmp_path / "groups.json").read_text())
+    for change, message in (
+        ({"schema": 9}, "schema 9; upgrade"),
+        ({"num_groups": 5}, "has 4 groups(.*), expected 5"),
+        ({"surprise": 1}, "unknown entry 'surprise'"),
+        ({"layers": [{"name": "x"}]}, "cannot be read|can be read"),
+    ):
+        (tmp_path / "bad.json").write_text(json.dumps({**values, **change}))
+        with pytest.raises(ValueError, match=message):
+            GroupReport.from_json(tmp_path / "bad.json")
+    (tmp_path / "bad.json").write_text("{")
+    with pytest.raises(ValueError, match="is not a group report"):
+        GroupReport.from_json(tmp_path / "bad.json")
+
+
+def test_a_report_of_640_groups_is_small(parts, treebank):
+    """As of a 70B model: 80 layers with 8 groups."""
+    _, tokenizer = parts
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=80,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=512,
+    )
+    torch.manual_seed(0)
+    model = get_peft_model(LlamaForCausalLM(config), FocusConfig(local_window=8, task_type="CAUSAL_LM")).eval()
+    report = group_report(model, tokenizer, treebank, window=256)
+    assert len(report.layers) == 80
+    assert len(report.to_json().encode()) < 1_000_000
+    assert len(report.to_markdown().encode()) < 1_000_000
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_distant_attention_is_what_the_weights_say(family):
+    """Against weights made head by head in float64 from the same queries and keys."""
+    model = focus_model(family, top_k=2)
+    windows = [Window(ids) for ids in token_ids(batch=2, length=60)]
+    found = distant_attention(model, windows)
+    expected = {}
+
+    def look(layer, query, key, scale, memberships):
+        pattern = Pattern(8, 2)
+        positions = torch.arange(60)[None]
+        allowed = attended_pairs(pattern, positions, positions, memberships, memberships)[0]
+        key = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
+        scores = torch.einsum("hqd,hkd->hqk", query[0].double(), key[0].double()) * scale
+        weights = scores.masked_fill(~allowed, -math.inf).softmax(-1).mean(0)
+        expected.setdefault(layer.name, []).append((weights, memberships[0]))
+
+    with observe_attention(model, look), torch.no_grad():
+        for window in windows:
+            model(input_ids=window.ids[None], use_cache=False)
+    assert found.keys() == expected.keys() and len(found) > 0
+    for name, facts in found.items():
+        for group in range(4):
+            total = distant = reach = 0.0
+            for weights, memberships in expected[name]:
+                for i in (memberships.int().argmax(-1) == group).nonzero().flatten().tolist():
+                    far = [j for j in range(2, i - 8)]
+                    total += 1.0
+                    distant += weights[i, far].sum().item()
+                    reach += sum(weights[i, j].item() * (i - j) for j in far)
+            if total:
+                assert facts.share[group] == pytest.approx(distant / total, abs=1e-4)
+                assert facts.distance[group] == pytest.approx(reach / distant if distant else 0.0, rel=1e-3)
+        assert 0 < len(facts.pairs) <= 5
+        for pair in facts.pairs:
+            weights, memberships = expected[name][pair.window]
+            assert pair.weight == pytest.approx(weights[pair.query, pair.key].item(), rel=1e-3)
+            assert pair.query - pair.key > 8 and memberships[[pair.query, pair.key], pair.group].all()
+
+
+def test_groups_from_the_command_line(parts, tiny, treebank, tmp_path):
+    model, _ = parts
+    model.peft_config["default"].base_model_name_or_path = str(tiny / "base")
+    adapter = save_adapter(model, tmp_path / "adapter")
+    done = run("groups", "--adapter", adapter, "--treebank", treebank, "--seq-len", "64", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["text"]["skipped"] == 2
+    assert "left out: small.conllu, line 1001: word 'Some'" in done.stderr
+    out = [tmp_path / name for name in ("g.json", "g.md", "plots")]
+    done = run(
+        *("groups", "--adapter", adapter, "--text", tiny / "held_out.txt", "--seq-len", "64", "--write"),
+        *("--json", out[0], "--markdown", out[1], "--plots", out[2]),
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Groups on held_out.txt" in done.stdout and "Groups on held&#95;out.txt" in out[1].read_text()
+    assert GroupReport.from_json(out[0]) == GroupReport.from_json(adapter / "focus_groups.json")
+    assert sorted(path.name for path in out[2].iterdir()) == ["groups-flow.png", "groups-map.png"]
+    for arguments, message in (
+        ([], "Give either --text or --treebank"),
+        (["--text", tiny / "held_out.txt", "--json", "-", "--markdown", "-"], "Only one of --json and --markdown"),
+    ):
+        done = run("groups", "--adapter", adapter, *arguments)
+        assert done.returncode == 1 and message in done.stderr, done.stderr
+
+
+def test_missing_packages_are_named(parts, tiny, treebank, tmp_path):
+    code = (
+        "import sys; sys.modules['conllu'] = None; sys.argv = ['focus-hf', 'groups', '--adapter', 'x', '--treebank', "
+        f"{str(treebank)!r}]; from focus_hf.cli import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 1 and "This needs conllu: pip install 'focus-hf[interpret]'" in done.stderr
+
+
+def test_the_public_names():
+    assert focus_hf.group_report is group_report and focus_hf.GroupReport is GroupReport
