@@ -19,6 +19,7 @@ def groups(
         list[Path] | None,
         typer.Option(help="Treebank with gold labels (.conllu).", exists=True),
     ] = None,
+    against: Annotated[str | None, typer.Option(help="Another adapter of the same base: which groups match?")] = None,
     model: Annotated[str | None, typer.Option(help="Base model, if not the one that the adapter names.")] = None,
     revision: Annotated[str | None, typer.Option(help="Revision of the adapter on the Hub.")] = None,
     device: Annotated[str, typer.Option(help="Where: cpu, cuda, ...")] = "cpu",
@@ -30,8 +31,14 @@ def groups(
     write: Annotated[bool, typer.Option("--write", help="Put the report into the adapter's folder.")] = False,
 ) -> None:
     """Say what each group of tokens means, with evidence, over any text or against a gold treebank."""
-    from ..interpret.command import run_groups
+    from ..interpret.command import run_groups, run_match
 
+    if against is not None:
+        if treebank or markdown or plots or write:
+            raise ValueError("--against compares two adapters on a --text; it takes --json and no other output.")
+        files = [str(path) for path in text or ()]
+        run_match(adapter, against, files, base=model, device=device, window=seq_len, json_out=json_out)
+        return
     with progress_bars() as progress:
         run_groups(
             adapter,

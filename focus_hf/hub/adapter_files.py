@@ -20,9 +20,10 @@ from ..files import write_atomically
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 RESULTS_FILE = "focus_results.json"
+GROUPS_FILE = "focus_groups.json"
 
 #: Everything that travels with an adapter, as patterns.
-ADAPTER_FILES = (CONFIG_FILE, WEIGHTS_FILE, RESULTS_FILE, "README.md", "figures/*.png", "figures/*.svg")
+ADAPTER_FILES = (CONFIG_FILE, WEIGHTS_FILE, RESULTS_FILE, GROUPS_FILE, "README.md", "figures/*.png", "figures/*.svg")
 
 PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 

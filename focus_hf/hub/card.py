@@ -14,7 +14,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from ..adapter import FocusConfig
 from ..escape import escape
-from .adapter_files import CONFIG_FILE, WEIGHTS_FILE, check_adapter
+from .adapter_files import CONFIG_FILE, GROUPS_FILE, WEIGHTS_FILE, check_adapter
 from .results import Results, load_results
 
 #: Marks a card that this package wrote and may write again.
@@ -105,6 +105,7 @@ class FocusModelCard(ModelCard):
             license=license,
             parameters=_count_parameters(config),
             megabytes=(Path(folder) / WEIGHTS_FILE).stat().st_size / 1e6,
+            groups=_groups(Path(folder)),
             figures=_figures(Path(folder)),
             versions=_versions(),
         )
@@ -145,6 +146,15 @@ def _eval_results(results: Results) -> list[EvalResult]:
         for evaluation in results.evaluations
         for row in evaluation.rows
     ]
+
+
+def _groups(folder: Path) -> str | None:
+    """The group report as Markdown, made from the data that lies beside the card."""
+    if not (folder / GROUPS_FILE).is_file():
+        return None
+    from ..interpret import GroupReport  # reports are made by what stands above the Hub; their text is needed here
+
+    return GroupReport.from_json(folder / GROUPS_FILE).to_markdown()
 
 
 def _figures(folder: Path) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,10 +14,12 @@ from rich.text import Text
 
 from ..evaluate import load_adapted
 from ..files import write_atomically
+from ..hub.adapter_files import GROUPS_FILE
 from ..machine import check_device
 from ..texts import TextSource
 from .figures import save_plots
-from .report import GROUPS_FILE, GroupReport
+from .match import SAME, LayerMatch, match_adapters
+from .report import GroupReport
 from .run import group_report
 from .treebank import Treebank, read_treebank
 
@@ -121,3 +124,46 @@ def summary_table(report: GroupReport) -> Table:
         cells.append(Text(", ".join(group.label for group in layer.groups)))
         table.add_row(*cells)
     return table
+
+
+def run_match(
+    adapter: str,
+    against: str,
+    texts: Sequence[str],
+    *,
+    base: str | None = None,
+    device: str = "cpu",
+    window: int = 1024,
+    json_out: str | None = None,
+) -> list[LayerMatch]:
+    """Compare the groups of two adapters of one base model, and deliver a table or JSON.
+
+    Args:
+        adapter, against: folders or Hub ids.
+        texts: text files that both read.
+        base, device, window, json_out: see `run_groups`.
+
+    Raises:
+        ValueError: no text, or the adapters route different layers.
+    """
+    if not texts:
+        raise ValueError("Two adapters are compared on a text: give --text.")
+    check_device(device)
+    documents = TextSource(tuple(texts)).load().documents
+    first, tokenizer, _ = load_adapted(adapter, base=base, device=device)
+    second, _, _ = load_adapted(against, base=base, device=device)
+    layers = match_adapters(first, second, tokenizer, documents, window)
+    document = json.dumps({"layers": [layer.to_dict() for layer in layers]}) + "\n"
+    if json_out == "-":
+        sys.stdout.write(document)
+        return layers
+    if json_out is not None:
+        write_atomically(Path(json_out), document.encode())
+    table = Table(title=Text(f"Groups of {adapter} in {against}"), title_justify="left")
+    for column in ("layer", "group: counterpart (overlap)", "new"):
+        table.add_column(column, overflow="fold")
+    for layer in layers:
+        same = ", ".join(f"{m.group}: {m.other} ({m.overlap:.2f})" for m in layer.matches if m.overlap >= SAME)
+        table.add_row(Text(layer.name), same, ", ".join(map(str, layer.new)))
+    Console().print(table)
+    return layers

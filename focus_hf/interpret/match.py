@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
+from torch import nn
+
+from .collect import Collected, collect
+from .windows import text_windows
+
+#: From this overlap on two groups are the same.
+SAME = 0.5
 
 
 @dataclass(frozen=True)
@@ -48,4 +57,51 @@ def match_groups(groups: np.ndarray, others: np.ndarray, num_groups: int, num_ot
     return [
         Match(int(row), int(column), float(together[row, column] / max(either[row, column], 1)))
         for row, column in zip(rows, columns, strict=True)
+    ]
+
+
+@dataclass(frozen=True)
+class LayerMatch:
+    """The groups of one layer of two adapters.
+
+    Args:
+        name: of the attention module.
+        matches: see `match_groups`.
+    """
+
+    name: str
+    matches: list[Match]
+
+    @property
+    def new(self) -> list[int]:
+        """Groups of the first adapter without a counterpart in the second."""
+        return [match.group for match in self.matches if match.overlap < SAME]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "new": self.new}
+
+
+def match_adapters(
+    first: nn.Module, second: nn.Module, tokenizer: Any, texts: Sequence[str], window: int = 1024
+) -> list[LayerMatch]:
+    """Which groups of two adapters of one base model hold the same tokens, layer by layer.
+
+    Args:
+        first, second: the base model with either adapter.
+        tokenizer: of the base model.
+        texts: read by both; the first twenty thousand tokens are compared.
+        window: tokens read at a time.
+
+    Raises:
+        ValueError: no text, or the adapters route different layers.
+    """
+    found: list[Collected] = [collect(model, text_windows(tokenizer, texts, window)) for model in (first, second)]
+    names = [[layer.name.removeprefix("base_model.model.") for layer in one.layers] for one in found]
+    if names[0] != names[1]:
+        raise ValueError(
+            f"The adapters route different layers ({len(names[0])} and {len(names[1])}): compare by hand."
+        )
+    return [
+        LayerMatch(name, match_groups(np.concatenate(a.sample), np.concatenate(b.sample), a.num_groups, b.num_groups))
+        for name, a, b in zip(names[0], found[0].layers, found[1].layers, strict=True)
     ]

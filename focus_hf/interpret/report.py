@@ -12,9 +12,6 @@ from ..files import write_atomically
 
 SCHEMA = 1
 
-#: Name of the report in an adapter's folder.
-GROUPS_FILE = "focus_groups.json"
-
 
 @dataclass
 class GroupFacts:

@@ -282,3 +282,44 @@ def test_missing_packages_are_named(parts, tiny, treebank, tmp_path):
 
 def test_the_public_names():
     assert focus_hf.group_report is group_report and focus_hf.GroupReport is GroupReport
+
+
+def test_groups_of_two_adapters_are_matched(parts, tiny, tmp_path):
+    """The second adapter is the first with its groups in another order, and one of them moved away."""
+    model, _ = parts
+    model.peft_config["default"].base_model_name_or_path = str(tiny / "base")
+    save_adapter(model, tmp_path / "one")
+    order = torch.tensor([2, 0, 3, 1])  # group ``order[i]`` of the first is group ``i`` of the second
+    with torch.no_grad():
+        for layer in focus_layers(model):
+            for kind in (layer.focus_centroids, layer.focus_balance):
+                kind["default"].copy_(kind["default"][order].clone())
+        save_adapter(model, tmp_path / "two")
+        back = torch.argsort(order)
+        for layer in focus_layers(model):
+            for kind in (layer.focus_centroids, layer.focus_balance):
+                kind["default"].copy_(kind["default"][back].clone())
+    text = ["--text", tiny / "held_out.txt", "--seq-len", "128"]
+    done = run("groups", "--adapter", tmp_path / "one", "--against", tmp_path / "two", *text, "--json")
+    assert done.returncode == 0, done.stderr
+    for layer in json.loads(done.stdout)["layers"]:
+        found = {m["group"]: m["other"] for m in layer["matches"] if m["overlap"] > 0}
+        assert all(order[other] == group for group, other in found.items()) and len(found) >= 2
+        assert all(m["overlap"] in (0.0, 1.0) for m in layer["matches"])
+    done = run("groups", "--adapter", tmp_path / "one", "--against", tmp_path / "two", *text)
+    assert "(1.00)" in done.stdout
+    done = run("groups", "--adapter", tmp_path / "one", "--against", tmp_path / "two", *text, "--write")
+    assert done.returncode == 1 and "--against compares two adapters on a --text" in done.stderr
+
+
+def test_the_card_shows_the_report(parts, tiny, tmp_path):
+    model, tokenizer = parts
+    model.peft_config["default"].base_model_name_or_path = "org/base"
+    folder = save_adapter(model, tmp_path / "adapter")
+    report = group_report(model, tokenizer, HOSTILE, name=HOSTILE)
+    report.to_json(folder / "focus_groups.json")
+    card = focus_hf.FocusModelCard.from_adapter(folder, repo_id="me/focus").text
+    assert "## What the groups mean" in card and report.to_markdown().strip() in card
+    assert "<script" not in card and "\u202e" not in card
+    files = focus_hf.push_to_hub(folder, "me/focus", dry_run=True)
+    assert "focus_groups.json" in files
