@@ -40,7 +40,8 @@ def save_plots(report: GroupReport, folder: str | os.PathLike[str]) -> list[Path
     """Write every picture that the report has data for.
 
     Returns:
-        The paths: ``groups-map.png``, ``groups-flow.png``, and of a treebank ``groups-categories.png``.
+        The paths: ``groups-map.png``, ``groups-flow.png``, ``groups-strip.png`` (the layer in the middle), and of a
+        treebank ``groups-categories.png``.
     """
     target = Path(folder)
     made = [map_figure(report, target / "groups-map.png")]
@@ -48,6 +49,8 @@ def save_plots(report: GroupReport, folder: str | os.PathLike[str]) -> list[Path
         made.append(flow_figure(report, target / "groups-flow.png"))
     if any(group.upos for layer in report.layers for group in layer.groups):
         made.append(category_figure(report, target / "groups-categories.png"))
+    middle = report.layers[len(report.layers) // 2]
+    made.append(strip_figure(report.strip, middle.strip, target / "groups-strip.png", title=_short(middle)))
     return made
 
 

@@ -74,6 +74,7 @@ class LayerFacts:
         split: tokens whose group depends on context: ``token``, ``counts`` by group, ``examples`` by group.
         pairs: distant pairs that attend because they share a group, heaviest first: ``weight``, ``distance``,
             ``group``, ``query`` and ``key`` (each ``before``, ``token``, ``after``).
+        strip: groups of the report's first tokens.
     """
 
     name: str
@@ -83,6 +84,7 @@ class LayerFacts:
     flow: list[list[int]] = field(default_factory=list)
     split: list[dict[str, Any]] = field(default_factory=list)
     pairs: list[dict[str, Any]] = field(default_factory=list)
+    strip: list[int] = field(default_factory=list)
 
     @property
     def largest(self) -> float:
@@ -99,6 +101,7 @@ class GroupReport:
         text: what was read: ``name``, ``revision``, ``tokens``, ``window``, and of a treebank ``words`` and
             ``skipped``.
         layers: in order.
+        strip: the text's first tokens, whose groups each layer gives.
         base_model: of the adapter.
         seed: of everything drawn.
         measured_with: versions, machine, date.
@@ -112,6 +115,7 @@ class GroupReport:
     top_k: int
     text: dict[str, Any]
     layers: list[LayerFacts]
+    strip: list[str] = field(default_factory=list)
     base_model: str | None = None
     seed: int = 0
     measured_with: dict[str, str] = field(default_factory=dict)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,9 @@ MANY_GROUPS = 250
 
 #: A token counts as lifted or split from so many occurrences on.
 LEAST = 5
+
+#: Tokens shown with their groups one by one.
+STRIP = 120
 
 #: Windows whose attention weights are spelled out.
 WEIGHED = 4
@@ -66,7 +69,8 @@ def group_report(
     """
     positions = getattr(model.config, "max_position_embeddings", None)
     window = window if positions is None else min(window, positions)
-    gold = None
+    gold: Gold | None = None
+    windows: Iterable[Window]
     if isinstance(texts_or_treebank, Treebank | os.PathLike):
         treebank = texts_or_treebank
         if isinstance(treebank, os.PathLike):
@@ -75,9 +79,10 @@ def group_report(
         windows = gold.windows
     else:
         texts = [texts_or_treebank] if isinstance(texts_or_treebank, str) else texts_or_treebank
-        windows = list(text_windows(tokenizer, texts, window))
-    found = collect(model, windows, categories=None if gold is None else gold.sizes, tick=tick)
-    longest = sorted(windows, key=lambda one: -len(one.ids))[:WEIGHED]
+        windows = text_windows(tokenizer, texts, window)
+    longest: list[Window] = []
+    read = _keep_longest(windows, longest)
+    found = collect(model, read, categories=None if gold is None else gold.sizes, tick=tick)
     weighed = distant_attention(model, longest)
     words = _Words(tokenizer, found)
     config = focus_layers(model)[0].routing_config
@@ -94,10 +99,20 @@ def group_report(
         top_k=config.top_k,
         text=facts,
         layers=layers,
+        strip=[words.shown(token) for token in found.ids[:STRIP]],
         base_model=config.base_model_name_or_path,
         seed=seed,
         measured_with=measured_with(),
     )
+
+
+def _keep_longest(windows: Iterable[Window], longest: list[Window]) -> Iterator[Window]:
+    """Pass windows on; the longest ones (the earliest of equals) are in ``longest`` in the end."""
+    for window in windows:
+        longest.append(window)
+        longest.sort(key=lambda one: -len(one.ids))
+        del longest[WEIGHED:]
+        yield window
 
 
 @dataclass(frozen=True)
@@ -195,6 +210,7 @@ def _layer(
         flow=layer.to_next.tolist(),
         split=_split_tokens(layer, found, words, sample, generator, detail.split),
         pairs=_rounded(pairs),
+        strip=sample[:STRIP].tolist(),
     )
 
 

@@ -80,6 +80,7 @@ def test_counts_are_those_of_the_model(parts, tiny):
             digits = sum(tokenizer.decode([int(i)]).strip().isdigit() for i in inside)
             assert facts.profile["digits"] == pytest.approx(digits / len(inside), abs=1e-3)
         majority = sum(np.bincount(groups[tokens == kind]).max() for kind in tokens.unique())
+        assert layer.strip == groups[: len(layer.strip)].tolist() and len(layer.strip) == len(report.strip) == 120
         assert layer.contextual == pytest.approx(1 - majority / len(tokens), abs=1e-6)
     flow = np.zeros((4, 4), dtype=int)
     for window in windows:
@@ -161,7 +162,7 @@ def test_hostile_tokens_are_text_everywhere(parts, tmp_path):
     assert {line.count("|") for line in tables} <= {4, 8}  # four cells or seven, whatever is in them
     assert markdown.count("<details>") == markdown.count("</details>") == 2
     assert json.loads(report.to_json())["text"]["name"] == HOSTILE
-    assert len(save_plots(report, tmp_path)) == 2
+    assert len(save_plots(report, tmp_path)) == 3
     strip_figure(["$x$", "<b>", "␣a"], [0, 1, 11], tmp_path / "strip.png", title="$x")
     assert (tmp_path / "strip.png").read_bytes().startswith(b"\x89PNG")
 
@@ -262,7 +263,7 @@ def test_groups_from_the_command_line(parts, tiny, treebank, tmp_path):
     assert done.returncode == 0, done.stderr
     assert "Groups on held_out.txt" in done.stdout and "Groups on held&#95;out.txt" in out[1].read_text()
     assert GroupReport.from_json(out[0]) == GroupReport.from_json(adapter / "focus_groups.json")
-    assert sorted(path.name for path in out[2].iterdir()) == ["groups-flow.png", "groups-map.png"]
+    assert sorted(path.name for path in out[2].iterdir()) == ["groups-flow.png", "groups-map.png", "groups-strip.png"]
     for arguments, message in (
         ([], "Give either --text or --treebank"),
         (["--text", tiny / "held_out.txt", "--json", "-", "--markdown", "-"], "Only one of --json and --markdown"),
