@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..adapter import FocusLayer, observe_attention
+from ..adapter import FocusLayer, observe_attention, observe_routing
 from ..attention import Pattern, attended_pairs
 from ..evaluate.modes import Mode, attending, device_of
 from .collect import Window
@@ -28,6 +27,7 @@ class DistantPair:
         window: which window.
         query, key: places in it.
         group: the shared group.
+        affinity: ``g_i . g_j`` of the two tokens' group probabilities, 0 to 1: how sure it is that they share one.
     """
 
     weight: float
@@ -35,6 +35,7 @@ class DistantPair:
     query: int
     key: int
     group: int
+    affinity: float
 
 
 @dataclass
@@ -44,7 +45,7 @@ class DistantAttention:
     Args:
         share: for each group, the share of its tokens' attention that goes to distant tokens.
         distance: for each group, the mean distance of that attention, in tokens; 0 if there is none.
-        pairs: the heaviest pairs, at most one for each query.
+        pairs: those with the largest weight times affinity, at most one for each query.
     """
 
     share: list[float]
@@ -65,8 +66,13 @@ def distant_attention(model: nn.Module, windows: Sequence[Window]) -> dict[str, 
         By layer name; empty if every window was too short.
     """
     sums: dict[str, np.ndarray] = {}  # rows: weight, distant weight, distant weight times distance; columns: groups
-    heaviest: dict[str, list[tuple[float, int, int, int, int]]] = {}
+    best: dict[str, list[tuple[float, DistantPair]]] = {}
+    probabilities: dict[FocusLayer, Tensor] = {}
     number = 0
+
+    def note(layer: FocusLayer, scores: Tensor, memberships: Tensor) -> None:
+        balance = layer.focus_balance[str(layer.routing_adapter)].float()
+        probabilities[layer] = torch.softmax(scores[0] + balance, dim=-1)
 
     def look(layer: FocusLayer, query: Tensor, key: Tensor, scale: float, memberships: Tensor) -> None:
         config = layer.routing_config
@@ -79,25 +85,32 @@ def distant_attention(model: nn.Module, windows: Sequence[Window]) -> dict[str, 
         rows = torch.stack([weights.sum(-1), distant.sum(-1), (distant * gap).sum(-1)])
         members = torch.nn.functional.one_hot(group, memberships.shape[-1]).to(rows.dtype)
         sums[layer.name] = sums.get(layer.name, 0) + (rows @ members).cpu().numpy()
-        best, keys = distant.max(dim=-1)
-        kept = heaviest.setdefault(layer.name, [])
-        for place in best.topk(min(PAIRS, len(best))).indices.tolist():
+        affinity = probabilities[layer] @ probabilities[layer].T
+        rank, keys = (distant * affinity).max(dim=-1)
+        kept = best.setdefault(layer.name, [])
+        for place in rank.topk(min(PAIRS, len(rank))).indices.tolist():
             other = int(keys[place])
             shared = memberships[0, place] & memberships[0, other]
             if bool(shared.any()):
-                item = (float(best[place]), number, place, other, int(shared.float().argmax()))
-                heapq.heappush(kept, item)
-                if len(kept) > PAIRS:
-                    heapq.heappop(kept)
+                weight, near = float(distant[place, other]), float(affinity[place, other])
+                pair = DistantPair(weight, number, place, other, int(shared.float().argmax()), near)
+                kept.append((float(rank[place]), pair))
+        kept.sort(key=lambda item: -item[0])
+        del kept[PAIRS:]
 
-    with attending(model, Mode("hard")), observe_attention(model, look), torch.no_grad():
+    with (
+        attending(model, Mode("hard")),
+        observe_routing(model, note),
+        observe_attention(model, look),
+        torch.no_grad(),
+    ):
         for number, window in enumerate(windows):  # noqa: B007  (the observer reads it)
             model(input_ids=window.ids[None].to(device_of(model)), use_cache=False)
     return {
         name: DistantAttention(
             share=(table[1] / np.maximum(table[0], 1e-12)).tolist(),
             distance=np.where(table[1] > 0, table[2] / np.maximum(table[1], 1e-12), 0.0).tolist(),
-            pairs=[DistantPair(*item) for item in sorted(heaviest[name], reverse=True)],
+            pairs=[pair for _, pair in best[name]],
         )
         for name, table in sums.items()
     }

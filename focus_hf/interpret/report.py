@@ -72,7 +72,8 @@ class LayerFacts:
             baselines ``random`` and ``lookup``.
         flow: counts ``K x K``: tokens by group here and in the next routed layer; empty for the last.
         split: tokens whose group depends on context: ``token``, ``counts`` by group, ``examples`` by group.
-        pairs: distant pairs that attend because they share a group, heaviest first: ``weight``, ``distance``,
+        pairs: distant pairs that attend because they share a group, by weight times affinity: ``weight`` (attention,
+            mean over heads), ``affinity`` (``g_i . g_j``), ``distance``,
             ``group``, ``query`` and ``key`` (each ``before``, ``token``, ``after``).
         strip: groups of the report's first tokens.
     """

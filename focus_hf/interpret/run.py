@@ -196,6 +196,7 @@ def _layer(
             pairs.append(
                 {
                     "weight": pair.weight,
+                    "affinity": pair.affinity,
                     "distance": pair.query - pair.key,
                     "group": pair.group,
                     "query": words.context(ids, pair.query),

@@ -241,9 +241,12 @@ def test_distant_attention_is_what_the_weights_say(family):
                 assert facts.share[group] == pytest.approx(distant / total, abs=1e-4)
                 assert facts.distance[group] == pytest.approx(reach / distant if distant else 0.0, rel=1e-3)
         assert 0 < len(facts.pairs) <= 5
+        ranks = [pair.weight * pair.affinity for pair in facts.pairs]
+        assert ranks == sorted(ranks, reverse=True)
         for pair in facts.pairs:
             weights, memberships = expected[name][pair.window]
             assert pair.weight == pytest.approx(weights[pair.query, pair.key].item(), rel=1e-3)
+            assert 0 < pair.affinity <= 1
             assert pair.query - pair.key > 8 and memberships[[pair.query, pair.key], pair.group].all()
 
 
