@@ -17,7 +17,7 @@ from ..files import write_atomically
 from ..hub.adapter_files import GROUPS_FILE
 from ..machine import check_device
 from ..texts import TextSource
-from .figures import save_plots
+from .figures import save_plots, short_name
 from .match import SAME, LayerMatch, match_adapters
 from .report import GroupReport
 from .run import group_report
@@ -110,18 +110,25 @@ def _deliver(report: GroupReport, json_out: str | None, markdown: str | None) ->
 
 
 def summary_table(report: GroupReport) -> Table:
-    """One line for each layer."""
+    """One line for each layer; NMI is with parts of speech."""
     title = f"Groups on {report.text['name']}, {report.text['tokens']:,} tokens"
     table = Table(title=Text(title), title_justify="left")
     has_gold = any("upos" in layer.agreement for layer in report.layers)
-    gold_columns = ("NMI (parts of speech)", "random", "lookup") if has_gold else ()
+    gold_columns = ("NMI", "random", "lookup") if has_gold else ()
     for column in ("layer", "largest", "in context", *gold_columns, "groups"):
         table.add_column(column, justify="left" if column in ("layer", "groups") else "right", overflow="fold")
     for layer in report.layers:
-        cells: list[Text | str] = [Text(layer.name), f"{100 * layer.largest:.1f} %", f"{100 * layer.contextual:.0f} %"]
+        cells: list[Text | str] = [
+            Text(short_name(layer)),
+            f"{100 * layer.largest:.1f} %",
+            f"{100 * layer.contextual:.0f} %",
+        ]
         if has_gold:
             cells += [f"{layer.agreement['upos'][kind]['nmi']:.3f}" for kind in ("groups", "random", "lookup")]
-        cells.append(Text(", ".join(group.label for group in layer.groups)))
+        labels = [group.label for group in layer.groups]
+        mixed = labels.count("mixed")
+        told = [label for label in labels if label != "mixed"] + ([f"{mixed} mixed"] if mixed else [])
+        cells.append(Text(", ".join(told)))
         table.add_row(*cells)
     return table
 

@@ -50,7 +50,7 @@ def save_plots(report: GroupReport, folder: str | os.PathLike[str]) -> list[Path
     if any(group.upos for layer in report.layers for group in layer.groups):
         made.append(category_figure(report, target / "groups-categories.png"))
     middle = report.layers[len(report.layers) // 2]
-    made.append(strip_figure(report.strip, middle.strip, target / "groups-strip.png", title=_short(middle)))
+    made.append(strip_figure(report.strip, middle.strip, target / "groups-strip.png", title=short_name(middle)))
     return made
 
 
@@ -78,7 +78,7 @@ def map_figure(report: GroupReport, path: str | os.PathLike[str]) -> Path:
     for axis, values, title in zip(axes, (sizes, second), titles, strict=True):
         _heat(axis, values, small=len(layers) > 40)
         axis.set(title=title, xlabel="group", xticks=range(report.num_groups))
-    axes[0].set_yticks(range(len(layers)), [_short(layer) for layer in layers], fontsize=7)
+    axes[0].set_yticks(range(len(layers)), [short_name(layer) for layer in layers], fontsize=7)
     return _save(figure, path)
 
 
@@ -107,7 +107,7 @@ def category_figure(report: GroupReport, path: str | os.PathLike[str]) -> Path:
                 label=name,
             )
             left += shares
-        axis.set(ylabel=_short(layer), xlim=(0, 100), yticks=range(report.num_groups))
+        axis.set(ylabel=short_name(layer), xlim=(0, 100), yticks=range(report.num_groups))
         axis.tick_params(labelsize=6)
         axis.invert_yaxis()
     axes[-1, 0].set_xlabel("words of the group (%)")
@@ -124,13 +124,13 @@ def flow_figure(report: GroupReport, path: str | os.PathLike[str]) -> Path:
     figure, axes = pyplot.subplots(
         rows, columns, figsize=(2.7 * columns, 2.8 * rows), dpi=130, layout="constrained", squeeze=False
     )
-    following = {one.name: _short(two) for one, two in zip(report.layers, report.layers[1:], strict=False)}
+    following = {one.name: short_name(two) for one, two in zip(report.layers, report.layers[1:], strict=False)}
     for axis in axes.ravel()[len(layers) :]:
         axis.axis("off")
     for axis, layer in zip(axes.ravel(), layers, strict=False):
         flow = np.array(layer.flow, dtype=float)
         _heat(axis, 100 * flow / np.maximum(flow.sum(axis=1, keepdims=True), 1), small=True)
-        axis.set(title=f"{_short(layer)} to {following[layer.name]}", xlabel="next group", ylabel="group")
+        axis.set(title=f"{short_name(layer)} to {following[layer.name]}", xlabel="next group", ylabel="group")
         axis.set(xticks=range(flow.shape[1]), yticks=range(flow.shape[0]))
         axis.title.set_fontsize(8)
         axis.tick_params(labelsize=6)
@@ -206,7 +206,7 @@ def _frequent_categories(layers: Sequence[LayerFacts]) -> list[str]:
     return sorted(totals, key=lambda name: (-totals[name], name))[: len(COLOURS) - 1]
 
 
-def _short(layer: LayerFacts) -> str:
+def short_name(layer: LayerFacts) -> str:
     """The layer's number, if its name has one."""
     numbers = [part for part in layer.name.split(".") if part.isdigit()]
     return f"layer {numbers[0]}" if numbers else layer.name[-16:]
