@@ -33,7 +33,9 @@ def test_attention_and_decoding_as_json_on_the_screen():
 def test_everything_else_into_files(tmp_path):
     out = [str(tmp_path / name) for name in ("r.json", "r.md", "r.png")]
     result = run(
-        "bench", "--what", "model,memory,training", *SMALL, "--json", out[0], "--markdown", out[1], "--plot", out[2]
+        *("bench", "--what", "model,memory,training", *SMALL),
+        *("--json", out[0], "--markdown", out[1], "--plot", out[2]),
+        timeout=290,
     )
     assert result.returncode == 0, result.stderr
     results = json.loads((tmp_path / "r.json").read_text())["results"]
