@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import importlib
 import importlib.metadata
 import os
 import platform
@@ -66,7 +67,8 @@ def _processor() -> str:
 def measured_with() -> dict[str, str]:
     """What a measured number belongs to, for a card: versions, devices, date."""
     facts = environment()
-    versions = {name: facts["packages"][name] for name in ("focus-hf", "torch", "transformers", "peft")}
+    shown = ("focus-hf", "torch", "transformers", "peft")
+    versions = {name: facts["packages"][name] for name in shown if name in facts["packages"]}
     *_, device = facts["devices"]
     count = max(1, torch.cuda.device_count())
     cores = f" ({device['threads']} threads)" if "threads" in device else (f" x {count}" if count > 1 else "")
@@ -84,3 +86,13 @@ def check_device(device: str) -> None:
     except (RuntimeError, AssertionError, NotImplementedError) as error:  # PyTorch asserts where CUDA is missing
         reason = str(error).splitlines()[0]
         raise ValueError(f"device {device!r} cannot be used here: {reason}") from None
+
+
+def require(*packages: str) -> None:
+    """Make sure that packages are installed, before work that needs them in the end.
+
+    Raises:
+        ModuleNotFoundError: the first that is missing.
+    """
+    for package in packages:
+        importlib.import_module(package)

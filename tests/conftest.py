@@ -13,6 +13,14 @@ import torch  # noqa: E402
 torch.set_num_threads(1)  # tests run in several processes at once; tiny tensors gain nothing from threads
 
 
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory):
+    """Folder with a saved model ``base``, ``train.txt`` and ``held_out.txt``."""
+    from tests.tiny import make_base
+
+    return make_base(tmp_path_factory.mktemp("tiny"))
+
+
 def pytest_collection_modifyitems(config, items):
     """Slow tests run when they are asked for; GPU tests where there is one."""
     if "slow" not in (config.getoption("-m") or ""):

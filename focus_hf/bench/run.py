@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -13,7 +12,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from ..files import write_atomically
-from ..machine import environment, summary
+from ..machine import environment, require, summary
 from .attention import bench_attention, bench_decode
 from .memory import bench_memory
 from .model import bench_model
@@ -55,7 +54,7 @@ def run_bench(
         ModuleNotFoundError: a plot is asked for and matplotlib is missing; said before anything is measured.
     """
     if plot is not None:
-        importlib.import_module("matplotlib")
+        require("matplotlib")
     if threads is not None:
         torch.set_num_threads(threads)
     torch.empty(_WARM_UP_BYTES, dtype=torch.uint8)  # freed at once

@@ -83,14 +83,14 @@ def card(
 ) -> None:
     """Make the card of an adapter from its files."""
     from ..hub import FocusModelCard
-    from ..hub.card import GENERATED
+    from ..hub.card import is_ours
 
     made = FocusModelCard.from_adapter(adapter, repo_id=repo_id, base_model=base_model)
     if not write:
         typer.echo(str(made))
         return
     path = adapter / "README.md"
-    if path.exists() and not force and GENERATED not in path.read_text(encoding="utf-8"):
+    if not force and not is_ours(path):
         raise ValueError(f"{path} was not made by focus-hf; pass --force to replace it.")
     made.save(path)
     typer.echo(f"Wrote {path}")

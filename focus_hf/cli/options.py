@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 
-def flags_of(recipe: type, *, positional: Sequence[inspect.Parameter] = ()) -> Callable[[Callable], Callable]:
+def flags_of(recipe: type, *, more: Sequence[inspect.Parameter] = ()) -> Callable[[Callable], Callable]:
     """Decorator: give a command a flag for every field of a dataclass, described by the field's ``help``.
 
     The command gets ``given``, a mapping of the flags that were on the command line. A field that is a mapping becomes
@@ -20,7 +20,7 @@ def flags_of(recipe: type, *, positional: Sequence[inspect.Parameter] = ()) -> C
 
     Args:
         recipe: the dataclass.
-        positional: further parameters of the command.
+        more: further parameters of the command.
     """
     fields = [_parameter(field, hint) for field, hint in zip(dataclasses.fields(recipe), _hints(recipe), strict=True)]
 
@@ -31,7 +31,7 @@ def flags_of(recipe: type, *, positional: Sequence[inspect.Parameter] = ()) -> C
             given = {name: values.pop(name) for name in names if name in values}
             command(given={name: value for name, value in given.items() if value not in (None, [])}, **values)
 
-        signature = inspect.Signature([*positional, *fields])
+        signature = inspect.Signature([*more, *fields])
         wrapped.__signature__ = signature  # type: ignore[attr-defined]
         wrapped.__annotations__ = {name: parameter.annotation for name, parameter in signature.parameters.items()}
         wrapped.__name__, wrapped.__doc__ = command.__name__, command.__doc__
@@ -53,7 +53,9 @@ def _parameter(field: dataclasses.Field, hint: Any) -> inspect.Parameter:
     text = field.metadata.get("help", "")
     if field.default not in (dataclasses.MISSING, None, "", False):
         text = f"{text} [default: {field.default}]".replace("[", "\\[")
-    option = typer.Option(f"--{field.name.replace('_', '-')}", help=text, show_default=False)
+    name = field.name.replace("_", "-")
+    flag = f"--{name}/--no-{name}" if hint is bool else f"--{name}"  # a file's true can be taken back
+    option = typer.Option(flag, help=text, show_default=False)
     return inspect.Parameter(
         field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[hint | None, option]
     )

@@ -32,7 +32,7 @@ _JSON = inspect.Parameter(
 
 
 @app.command(epilog="Example: focus-hf train --model org/base --train-file notes.txt --output-dir my-adapter")
-@flags_of(TrainRecipe, positional=[_CONFIG, _JSON])
+@flags_of(TrainRecipe, more=[_CONFIG, _JSON])
 def train(given: dict[str, Any], config: Path | None, as_json: bool) -> None:
     """Train an adapter on text, balance its groups, measure it, and fill its card.
 
@@ -134,7 +134,7 @@ def evaluate_command(
 )
 @flags_of(
     TrainRecipe,
-    positional=[
+    more=[
         inspect.Parameter(
             "retention_file",
             inspect.Parameter.KEYWORD_ONLY,

@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.progress import Progress
 
 from ..files import write_atomically
-from ..hub import Results, load_results, save_results
-from ..machine import check_device
+from ..hub import Results, check_writable, load_results, save_results
+from ..machine import check_device, measured_with, require
 from ..texts import Texts, TextSource
 from .figures import position_figure, quality_figure, retrieval_figure
 from .harness import run_tasks
@@ -89,8 +89,11 @@ def run_evaluation(
     if not texts and not tasks:
         raise ValueError("Nothing to measure: give --text, --dataset or --tasks.")
     check_device(device)
+    require(*(["matplotlib"] if plots is not None else []), *(["lm_eval"] if tasks else []))
+    if write:
+        check_writable(adapter)
     model, tokenizer, folder = load_adapted(adapter, base=base, device=device, revision=revision)
-    results = Results()
+    results = Results(measured_with=measured_with())
     if texts:
         bar = progress.add_task("evaluation", total=count_ticks(len(texts), plan))
         results = evaluate(
@@ -138,7 +141,7 @@ def add_to_adapter(results: Results, folder: Path) -> None:
     known.add(results.evaluations)
     known.retrieval = results.retrieval or known.retrieval
     known.benchmarks = results.benchmarks or known.benchmarks
-    known.measured_with = results.measured_with or known.measured_with
+    known.measured_with = results.measured_with
     save_results(known, folder)
 
 

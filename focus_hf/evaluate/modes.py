@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from ..adapter import FocusLayer, focus_layers, routing_mode, set_routing
+from ..hub.results import mode_name
 
 #: Dense (adapter off), window and sinks only, the gated attention of training, and Focus as it runs.
 MODES = ("dense", "local", "soft", "hard")
@@ -23,8 +24,7 @@ class Mode:
     top_k: int | None = None
 
     def __str__(self) -> str:
-        names = {"dense": "dense (base model)", "local": "window and sinks only", "soft": "soft (as in training)"}
-        return names.get(self.name, f"Focus, top_k={self.top_k}")
+        return mode_name(self.name, self.top_k)
 
 
 def list_modes(names: Iterable[str], top_ks: Iterable[int]) -> list[Mode]:

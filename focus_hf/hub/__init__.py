@@ -3,7 +3,7 @@
 from .adapter_files import AdapterFileError, check_adapter, save_adapter
 from .card import FocusModelCard
 from .errors import HubError
-from .pull import adapter_folder, pull
+from .pull import adapter_folder, check_writable, pull
 from .push import push_to_hub
 from .results import Evaluation, Results, load_results, save_results
 
@@ -15,6 +15,7 @@ __all__ = [
     "Results",
     "adapter_folder",
     "check_adapter",
+    "check_writable",
     "load_results",
     "pull",
     "push_to_hub",

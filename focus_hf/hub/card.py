@@ -14,8 +14,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from ..adapter import FocusConfig
 from ..escape import escape
-from .adapter_files import CONFIG_FILE, GROUPS_FILE, WEIGHTS_FILE, check_adapter
-from .results import Results, load_results
+from .adapter_files import CONFIG_FILE, GROUPS_FILE, WEIGHTS_FILE, AdapterFileError, check_adapter
+from .results import Results, load_results, mode_name
 
 #: Marks a card that this package wrote and may write again.
 GENERATED = "<!-- focus_hf:generated -->"
@@ -112,6 +112,11 @@ class FocusModelCard(ModelCard):
         return cls(f"---\n{data.to_yaml()}\n---\n\n{text}")
 
 
+def is_ours(card: Path) -> bool:
+    """Whether a card may be written again: there is none, or this package wrote it."""
+    return not card.exists() or GENERATED in card.read_text(encoding="utf-8")
+
+
 def check_hub_id(name: str, what: str) -> str:
     """A name as the Hub allows it.
 
@@ -133,19 +138,22 @@ def check_hub_id(name: str, what: str) -> str:
 
 
 def _eval_results(results: Results) -> list[EvalResult]:
-    return [
-        EvalResult(
-            task_type="text-generation",
-            dataset_type=evaluation.dataset or "text",
-            dataset_name=evaluation.data,
-            dataset_revision=evaluation.revision or None,
-            metric_type="perplexity",
-            metric_name=f"perplexity at {evaluation.context_length} tokens, {_mode_name(row)}",
-            metric_value=float(row["perplexity"]),
-        )
-        for evaluation in results.evaluations
-        for row in evaluation.rows
-    ]
+    found = []
+    for evaluation in results.evaluations:
+        for row in evaluation.rows:
+            mode = mode_name(row["mode"], row.get("top_k"))
+            found.append(
+                EvalResult(
+                    task_type="text-generation",
+                    dataset_type=evaluation.dataset or "text",
+                    dataset_name=evaluation.data,
+                    dataset_revision=evaluation.revision or None,
+                    metric_type="perplexity",
+                    metric_name=f"perplexity at {evaluation.context_length} tokens, {mode}",
+                    metric_value=float(row["perplexity"]),
+                )
+            )
+    return found
 
 
 def _groups(folder: Path) -> str | None:
@@ -154,7 +162,11 @@ def _groups(folder: Path) -> str | None:
         return None
     from ..interpret import GroupReport  # reports are made by what stands above the Hub; their text is needed here
 
-    return GroupReport.from_json(folder / GROUPS_FILE).to_markdown()
+    report = GroupReport.from_json(folder / GROUPS_FILE)
+    try:
+        return report.to_markdown()
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise AdapterFileError(f"{folder / GROUPS_FILE} cannot be shown ({error!r}); make it again.") from None
 
 
 def _figures(folder: Path) -> list[str]:
@@ -163,13 +175,8 @@ def _figures(folder: Path) -> list[str]:
     return [f"figures/{name}" for name in names if re.fullmatch(r"[\w.-]+", name, re.ASCII)]
 
 
-def _mode_name(row: dict[str, Any]) -> str:
-    names = {"dense": "dense (base model)", "local": "window and sinks only", "soft": "soft, as in training"}
-    return names.get(row["mode"]) or f"Focus, top_k={int(row['top_k'])}"
-
-
 def _mode_markdown(row: dict[str, Any]) -> str:
-    return f"**Focus**, `top_k={int(row['top_k'])}`" if row["mode"] == "hard" else _mode_name(row)
+    return f"**Focus**, `top_k={int(row['top_k'])}`" if row["mode"] == "hard" else mode_name(row["mode"])
 
 
 def _count_parameters(config: FocusConfig) -> int:
@@ -187,4 +194,4 @@ def _versions() -> dict[str, str]:
     return found
 
 
-__all__ = ["CONFIG_FILE", "GENERATED", "FocusModelCard", "check_hub_id", "escape", "template_folder"]
+__all__ = ["CONFIG_FILE", "GENERATED", "FocusModelCard", "check_hub_id", "escape", "is_ours", "template_folder"]

@@ -83,6 +83,16 @@ def adapter_folder(adapter: str | os.PathLike[str], *, revision: str | None = No
     return pull(name, revision=revision)
 
 
+def check_writable(adapter: str) -> None:
+    """Make sure that an adapter is a folder of the user's, into which files may be put.
+
+    Raises:
+        ValueError: it is on the Hub, and what lies on this machine is a cache.
+    """
+    if not os.path.isdir(adapter):
+        raise ValueError(f"--write puts files into the adapter's folder: pull {adapter} into one first.")
+
+
 def _check_remote(api: HfApi, repo_id: str, revision: str | None) -> str:
     """Check what can be checked without the weights; returns the commit, so that all files come from the same one."""
     info = api.model_info(repo_id, revision=revision)

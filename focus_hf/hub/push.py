@@ -15,7 +15,7 @@ from huggingface_hub import CommitInfo, CommitOperationAdd, HfApi
 from huggingface_hub.errors import EntryNotFoundError, RepositoryNotFoundError, RevisionNotFoundError
 
 from .adapter_files import ADAPTER_FILES, check_adapter, save_adapter, write_config
-from .card import GENERATED, FocusModelCard, check_hub_id
+from .card import FocusModelCard, check_hub_id, is_ours
 from .errors import hub_errors
 from .results import Results, save_results
 
@@ -121,4 +121,4 @@ def _card_is_ours(api: HfApi, repo_id: str, revision: str | None) -> bool:
         path = api.hf_hub_download(repo_id, CARD, revision=revision)
     except (EntryNotFoundError, RepositoryNotFoundError, RevisionNotFoundError):
         return True
-    return GENERATED in Path(path).read_text(encoding="utf-8")
+    return is_ours(Path(path))

@@ -14,6 +14,12 @@ from .adapter_files import RESULTS_FILE, AdapterFileError, write_atomically
 SCHEMA = 1
 
 
+def mode_name(mode: str, top_k: int | None = None) -> str:
+    """What people call a mode of attention."""
+    names = {"dense": "dense (base model)", "local": "window and sinks only", "soft": "soft (as in training)"}
+    return names.get(mode) or f"Focus, top_k={int(top_k or 0)}"
+
+
 @dataclass
 class Evaluation:
     """Quality on one text at one context length.

@@ -14,8 +14,9 @@ from rich.text import Text
 
 from ..evaluate import load_adapted
 from ..files import write_atomically
+from ..hub import check_writable
 from ..hub.adapter_files import GROUPS_FILE
-from ..machine import check_device
+from ..machine import check_device, require
 from ..texts import TextSource
 from .figures import save_plots, short_name
 from .match import SAME, LayerMatch, match_adapters
@@ -64,6 +65,10 @@ def run_groups(
     if "-" in (json_out, markdown) and json_out == markdown:
         raise ValueError("Only one of --json and --markdown can go to the screen.")
     check_device(device)
+    pictures = plots is not None or write
+    require(*(["matplotlib"] if pictures else []), *(["conllu", "sklearn"] if treebanks else []))
+    if write:
+        check_writable(adapter)
     source: Treebank | list[str]
     if treebanks:
         source, name, revision_of_text = read_treebank(*treebanks), ", ".join(Path(t).name for t in treebanks), ""
@@ -156,6 +161,7 @@ def run_match(
     if not texts:
         raise ValueError("Two adapters are compared on a text: give --text.")
     check_device(device)
+    require("scipy")
     documents = TextSource(tuple(texts)).load().documents
     first, tokenizer, _ = load_adapted(adapter, base=base, device=device)
     second, _, _ = load_adapted(against, base=base, device=device)

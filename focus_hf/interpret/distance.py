@@ -81,7 +81,7 @@ def distant_attention(model: nn.Module, windows: Sequence[Window]) -> dict[str, 
         positions = torch.arange(query.shape[2], device=query.device)
         gap = positions[:, None] - positions[None]
         distant = weights * ((gap > config.local_window) & (positions[None] >= config.sink_tokens))
-        group = memberships[0].float().argmax(dim=-1)
+        group = probabilities[layer].argmax(dim=-1)  # a token's first group, as everywhere in a report
         rows = torch.stack([weights.sum(-1), distant.sum(-1), (distant * gap).sum(-1)])
         members = torch.nn.functional.one_hot(group, memberships.shape[-1]).to(rows.dtype)
         sums[layer.name] = sums.get(layer.name, 0) + (rows @ members).cpu().numpy()

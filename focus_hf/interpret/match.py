@@ -66,16 +66,19 @@ class LayerMatch:
 
     Args:
         name: of the attention module.
+        num_groups: of the first adapter.
         matches: see `match_groups`.
     """
 
     name: str
+    num_groups: int
     matches: list[Match]
 
     @property
     def new(self) -> list[int]:
         """Groups of the first adapter without a counterpart in the second."""
-        return [match.group for match in self.matches if match.overlap < SAME]
+        same = {match.group for match in self.matches if match.overlap >= SAME}
+        return [group for group in range(self.num_groups) if group not in same]
 
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "new": self.new}
@@ -101,7 +104,8 @@ def match_adapters(
         raise ValueError(
             f"The adapters route different layers ({len(names[0])} and {len(names[1])}): compare by hand."
         )
-    return [
-        LayerMatch(name, match_groups(np.concatenate(a.sample), np.concatenate(b.sample), a.num_groups, b.num_groups))
-        for name, a, b in zip(names[0], found[0].layers, found[1].layers, strict=True)
-    ]
+    layers = []
+    for name, one, two in zip(names[0], found[0].layers, found[1].layers, strict=True):
+        groups, others = np.concatenate(one.sample), np.concatenate(two.sample)
+        layers.append(LayerMatch(name, one.num_groups, match_groups(groups, others, one.num_groups, two.num_groups)))
+    return layers

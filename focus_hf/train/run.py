@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,8 +22,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Traine
 from ..evaluate import EvaluationPlan, QualityRow, TokenText, evaluate, perplexity, quality_figure
 from ..files import write_atomically
 from ..hub import FocusModelCard, Results, save_adapter, save_results
-from ..hub.adapter_files import CONFIG_FILE, WEIGHTS_FILE
-from ..hub.card import check_hub_id
+from ..hub.adapter_files import CONFIG_FILE, GROUPS_FILE, WEIGHTS_FILE
+from ..hub.card import check_hub_id, is_ours
 from ..texts import Texts, TextSource, cut
 from .calibration import calibrate
 from .checkpoints import last_checkpoint, load_base_weights, save_base
@@ -100,6 +101,9 @@ def train(
     if checkpoint is not None and recipe.weights == "trained":
         load_base_weights(model, checkpoint)
     say("training" if checkpoint is None else f"training, from step {_step_of(checkpoint)}")
+    if recipe.overwrite and not recipe.resume and trainer.is_world_process_zero():
+        for old in (out / "trainer").glob("checkpoint-*"):
+            shutil.rmtree(old)  # or a later --resume would take up the training that was overwritten
     started = time.monotonic()
     with _told_what_disk(out):
         trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
@@ -237,6 +241,8 @@ def _facts(recipe: TrainRecipe, training: Texts, windows: int, trainer: Any, sec
 
 
 def _save(model: Any, recipe: TrainRecipe, results: Results, log: list[dict[str, Any]], folder: Path) -> None:
+    for stale in (folder / GROUPS_FILE, *(folder / "figures").glob("groups-*.png")):
+        stale.unlink(missing_ok=True)  # they are about the adapter that was here before
     write_atomically(folder / LOG_FILE, (json.dumps(_finite(log), indent=1) + "\n").encode())
     save_results(results, folder)
     rows = [QualityRow(**row) for row in results.evaluations[0].rows]
@@ -250,6 +256,8 @@ def _save(model: Any, recipe: TrainRecipe, results: Results, log: list[dict[str,
         check_hub_id(base, "base model")
     except ValueError:
         return  # the card is written when the adapter is pushed and its base model has a name
+    if not is_ours(folder / "README.md"):
+        return
     card = FocusModelCard.from_adapter(folder, repo_id=f"your-name/{folder.resolve().name}", base_model=base)
     write_atomically(folder / "README.md", f"{card}\n".encode())
 

@@ -10,7 +10,9 @@ import sys
 import time
 
 import pytest
+from typer.testing import CliRunner
 
+from focus_hf.cli import app
 from focus_hf.hub import save_adapter
 from focus_hf.hub.server import LocalHub
 from tests.families import focus_model, httpx
@@ -37,10 +39,14 @@ def adapter(tmp_path_factory):
 def test_every_command_has_help_with_an_example():
     listed = focus_hf("--help")
     assert listed.returncode == 0
-    for command in ("demo", "hub", "push", "pull", "card"):
+    commands = [command.name or command.callback.__name__ for command in app.registered_commands]
+    assert {"train", "eval", "compare", "groups", "card", "push", "pull", "bench", "info", "demo", "hub"} == set(
+        commands
+    )
+    for command in commands:
         assert command in listed.stdout
-        shown = focus_hf(command, "--help")
-        assert shown.returncode == 0 and f"Example: focus-hf {command}" in shown.stdout
+        shown = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200"})
+        assert shown.exit_code == 0 and f"Example: focus-hf {command}" in shown.output, shown.output
 
 
 def test_wrong_command_lines_exit_with_2():

@@ -140,6 +140,7 @@ def test_eval_into_files_and_into_the_adapter(adapter, tiny, tmp_path):
         (["--text", "{text}", "--device", "abacus"], "device 'abacus' cannot be used here"),
         (["--text", "{text}", "--model", "/no/such/base"], "The base model /no/such/base of"),
         (["--text", "{text}", "--adapter", "/no/such"], "adapter_config.json does not exist"),
+        (["--text", "{text}", "--adapter", "org/name", "--write"], "pull org/name into one first"),
     ],
 )
 def test_mistakes_are_one_line(adapter, tiny, arguments, message):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from focus_hf.interpret import agreement, match_groups, read_treebank
+from focus_hf.interpret import LayerMatch, agreement, match_groups, read_treebank
 from focus_hf.interpret.agreement import category_label, contextual_share, lookup_table, random_table
 from focus_hf.interpret.tokens import PROFILE, display, profile
 from focus_hf.interpret.treebank import Word, align
@@ -166,3 +166,11 @@ def test_matching_finds_a_permutation_and_what_is_new():
     assert [m.other for m in matches[:3]] == [2, 0, 3] and matches[3].overlap < 0.3
     with pytest.raises(ValueError, match="Groups of 3 tokens cannot be matched with those of 2"):
         match_groups(groups[:3], others[:2], 4, 4)
+
+
+def test_a_group_without_a_counterpart_is_new():
+    """Also where the other adapter has fewer groups, so that one of ours is left over."""
+    groups = np.array([0, 0, 1, 1, 2, 2, 3])
+    layer = LayerMatch("layer", 4, match_groups(groups, np.array([1, 1, 0, 0, 0, 1, 0]), 4, 2))
+    assert [(m.group, m.other) for m in layer.matches] == [(0, 1), (1, 0)]
+    assert layer.new == [2, 3] and layer.to_dict()["new"] == [2, 3]

@@ -17,7 +17,7 @@ import focus_hf
 from focus_hf import FocusConfig, GroupReport, group_report
 from focus_hf.adapter import focus_layers, observe_attention, observe_routing
 from focus_hf.attention import Pattern, attended_pairs
-from focus_hf.hub import save_adapter
+from focus_hf.hub import AdapterFileError, save_adapter
 from focus_hf.interpret.collect import Window
 from focus_hf.interpret.distance import distant_attention
 from focus_hf.interpret.figures import save_plots, strip_figure
@@ -213,7 +213,7 @@ def test_distant_attention_is_what_the_weights_say(family):
     model = focus_model(family, top_k=2)
     windows = [Window(ids) for ids in token_ids(batch=2, length=60)]
     found = distant_attention(model, windows)
-    expected = {}
+    expected, firsts = {}, {}
 
     def look(layer, query, key, scale, memberships):
         pattern = Pattern(8, 2)
@@ -224,15 +224,18 @@ def test_distant_attention_is_what_the_weights_say(family):
         weights = scores.masked_fill(~allowed, -math.inf).softmax(-1).mean(0)
         expected.setdefault(layer.name, []).append((weights, memberships[0]))
 
-    with observe_attention(model, look), torch.no_grad():
+    def note(layer, scores, memberships):
+        firsts.setdefault(layer.name, []).append((scores[0] + layer.focus_balance["default"]).argmax(-1))
+
+    with observe_attention(model, look), observe_routing(model, note), torch.no_grad():
         for window in windows:
             model(input_ids=window.ids[None], use_cache=False)
     assert found.keys() == expected.keys() and len(found) > 0
     for name, facts in found.items():
         for group in range(4):
             total = distant = reach = 0.0
-            for weights, memberships in expected[name]:
-                for i in (memberships.int().argmax(-1) == group).nonzero().flatten().tolist():
+            for (weights, _), first in zip(expected[name], firsts[name], strict=True):
+                for i in (first == group).nonzero().flatten().tolist():
                     far = [j for j in range(2, i - 8)]
                     total += 1.0
                     distant += weights[i, far].sum().item()
@@ -327,3 +330,8 @@ def test_the_card_shows_the_report(parts, tiny, tmp_path):
     assert "<script" not in card and "\u202e" not in card
     files = focus_hf.push_to_hub(folder, "me/focus", dry_run=True)
     assert "focus_groups.json" in files
+    broken = json.loads(report.to_json())
+    del broken["text"]["tokens"]
+    (folder / "focus_groups.json").write_text(json.dumps(broken))
+    with pytest.raises(AdapterFileError, match="focus_groups.json cannot be shown"):
+        focus_hf.FocusModelCard.from_adapter(folder, repo_id="me/focus")

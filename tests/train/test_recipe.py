@@ -9,6 +9,7 @@ import sys
 
 import pytest
 import torch
+import typer
 
 from focus_hf.adapter import focus_layers
 from focus_hf.texts import TextSource, dataset_commit, join, tokenize_windows
@@ -142,3 +143,18 @@ def test_the_command_line_loads_without_extras():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_a_flag_takes_back_what_a_file_says():
+    from typer.testing import CliRunner
+
+    import focus_hf.cli.quality as commands
+
+    seen = {}
+    app = typer.Typer()
+    app.command()(commands.flags_of(TrainRecipe)(lambda given: seen.update(given)))
+    done = CliRunner().invoke(
+        app, ["--no-bf16", "--resume", "--max-steps", "3", "--train-file", "a", "--train-file", "b"]
+    )
+    assert done.exit_code == 0, done.output
+    assert seen == {"bf16": False, "resume": True, "max_steps": 3, "train_file": ["a", "b"]}

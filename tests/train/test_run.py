@@ -140,6 +140,21 @@ def test_nothing_is_overwritten_unasked(trained, tiny, tmp_path):
         train(recipe(tiny, tmp_path / "cut"))
 
 
+def test_overwriting_leaves_nothing_of_the_old_run_and_all_of_what_a_person_wrote(tiny, tmp_path):
+    out = tmp_path / "out"
+    first = train(recipe(tiny, out, base_model="org/base", save_steps=2))
+    (out / "README.md").write_text("My own words.")
+    (out / "focus_groups.json").write_text("{}")
+    (out / "figures" / "groups-map.png").write_bytes(b"")
+    with pytest.raises(KeyboardInterrupt):
+        train(recipe(tiny, out, seed=1, overwrite=True, save_steps=2), [Interrupt(3)])
+    assert same(weights(out), weights(first.folder))  # until the new one is there
+    assert last_checkpoint(out / "trainer").name == "checkpoint-2"  # of the new run, not step 6 of the old
+    train(recipe(tiny, out, seed=1, base_model="org/base", overwrite=True))
+    assert (out / "README.md").read_text() == "My own words."
+    assert not (out / "focus_groups.json").exists() and not (out / "figures" / "groups-map.png").exists()
+
+
 class Poison(TrainerCallback):
     """Makes the loss NaN from a step on."""
 
