@@ -13,6 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+#: How fast `balance_step` goes.
+BALANCE_RATE = 0.2
+
 #: Log of next to nothing; ``-inf`` would give NaN gradients.
 NO_MASS = -1e4
 
@@ -66,6 +69,58 @@ def sinkhorn(scores: Tensor, iterations: int, valid: Tensor | None = None) -> tu
         potentials = potentials + mass_per_group - torch.logsumexp(log_assignments, dim=-2, keepdim=True)
     potentials = potentials - potentials.mean(dim=-1, keepdim=True)
     return torch.softmax(scores + potentials, dim=-1), potentials.squeeze(-2)
+
+
+def balanced_assignments(
+    scores: Tensor, balance: Tensor, iterations: int, valid: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Soft assignments as inference weighs groups, with Sinkhorn's gradient.
+
+    The value is ``softmax(z + b)``: the largest entries are the hard memberships, so that what is trained is what
+    runs. Sinkhorn's own potentials differ from sequence to sequence, which inference cannot follow; but through them
+    a token that moves to a group moves others out of it, and without that gradient groups collapse. So they are
+    there for the backward pass only.
+
+    Args:
+        scores: ``(B, T, K)``.
+        balance: the layer's potentials ``b``, ``(K,)``; all zero means that there are none yet, and Sinkhorn's own
+            are taken.
+        iterations: rounds of Sinkhorn.
+        valid: bool ``(B, T)``; ``False`` for padding.
+
+    Returns:
+        Assignments ``(B, T, K)``, and Sinkhorn's potentials ``(B, K)`` without gradient.
+    """
+    _, potentials = sinkhorn(scores, iterations, valid)
+    found = potentials.detach()
+    value = torch.where(balance.any(), balance, found)
+    return torch.softmax(scores + (value + potentials - found)[:, None], dim=-1), found
+
+
+def balance_step(scores: Tensor, balance: Tensor, top_k: int, valid: Tensor | None = None) -> Tensor:
+    """By how much to change the balance potentials, for hard memberships that are more even next time.
+
+    Groups with too many tokens become dearer, the others cheaper (as in auxiliary-loss-free mixtures of experts), in
+    units of the scores' spread. A mean over sequences, so that processes may average theirs.
+
+    Args:
+        scores: ``(B, T, K)``.
+        balance: the potentials now, ``(K,)``.
+        top_k: groups per token.
+        valid: bool ``(B, T)``; ``False`` for padding.
+
+    Returns:
+        ``(K,)``, mean zero, without gradient.
+    """
+    scores = scores.detach()
+    memberships = hard_memberships(scores, balance, top_k).float()
+    weights = torch.ones_like(scores[..., :1]) if valid is None else valid[..., None].float()
+    weights = weights / weights.sum(dim=-2, keepdim=True).clamp(min=1)
+    shares = (memberships * weights).sum(dim=-2) / top_k
+    centred = scores - (scores * weights).sum(dim=-2, keepdim=True)
+    spread = (centred.square() * weights).sum(dim=-2).sqrt().mean(dim=-1, keepdim=True)
+    step = (spread * (1 - shares.shape[-1] * shares)).mean(dim=0)
+    return BALANCE_RATE * (step - step.mean())
 
 
 def hard_memberships(scores: Tensor, balance: Tensor, top_k: int) -> Tensor:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -99,17 +99,15 @@ class TextSource:
 
     def _from_files(self) -> Texts:
         documents: list[str] = []
-        digest = hashlib.sha256()
         for name in self.files:
             content = Path(name).read_bytes()
-            digest.update(content)
             try:
                 text = content.decode("utf-8")
             except UnicodeDecodeError as error:
                 raise ValueError(f"{name} is not UTF-8 text ({error.reason} at byte {error.start}).") from None
             documents += self._lines(name, text) if name.endswith(".jsonl") else [text]
         names = ", ".join(os.path.basename(name) for name in self.files)  # folders stay on this machine
-        return Texts(documents, names, f"sha256:{digest.hexdigest()[:16]}")
+        return Texts(documents, names, hash_of(self.files), source={"files": names, "column": self.column})
 
     def _lines(self, name: str, text: str) -> list[str]:
         documents = []
@@ -138,7 +136,15 @@ class TextSource:
         documents = _some(loaded if max_characters is None else loaded.shuffle(seed), self.column, max_characters)
         if len(documents) < len(loaded):
             details += f", {len(documents):,} of {len(loaded):,} documents"
-        return Texts(documents, f"{name} ({details})", revision, on_hub)
+        source = {
+            "dataset": name,
+            "subset": self.subset,
+            "split": self.split,
+            "column": self.column,
+            "max_characters": max_characters,
+            "seed": seed,
+        }
+        return Texts(documents, f"{name} ({details})", revision, on_hub, source)
 
 
 @dataclass
@@ -150,12 +156,14 @@ class Texts:
         name: for people; no folders of this machine.
         revision: a data set's commit, or the hash of files.
         dataset: Hub id, if it is a data set on the Hub.
+        source: how the same documents are read again, see `read_again`.
     """
 
     documents: list[str]
     name: str
     revision: str = ""
     dataset: str | None = None
+    source: dict[str, Any] = field(default_factory=dict)
 
     def split_tail(self, share: float) -> tuple[Texts, Texts]:
         """Everything but the last characters, and those, for validation."""
@@ -167,13 +175,60 @@ class Texts:
             tail.append(document[keep:])
             keep = max(0, keep - len(document))
         return (
-            replace(self, documents=[text for text in head if text]),
-            replace(self, documents=[text for text in tail if text], name=f"{self.name}, last {share:.0%}"),
+            replace(
+                self, documents=[text for text in head if text], source={**self.source, "tail": share, "part": "head"}
+            ),
+            replace(
+                self,
+                documents=[text for text in tail if text],
+                name=f"{self.name}, last {share:.0%}",
+                source={**self.source, "tail": share, "part": "tail"},
+            ),
         )
 
     def token_ids(self, tokenizer: Any) -> Tensor:
         """All documents as int64 ``(n,)``, each ended by the tokenizer's end-of-text token if there are several."""
         return join([tokenize(tokenizer, text) for text in self.documents], getattr(tokenizer, "eos_token_id", None))
+
+
+def hash_of(files: Sequence[str | os.PathLike[str]]) -> str:
+    """What stands for the content of files as their revision."""
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(Path(file).read_bytes())
+    return f"sha256:{digest.hexdigest()[:16]}"
+
+
+def read_again(source: dict[str, Any], revision: str, files: Sequence[str] = ()) -> Texts | None:
+    """The documents that `Texts.source` describes.
+
+    Args:
+        source: of the texts.
+        revision: of the texts; files with another hash, and data sets of another commit, are not the same.
+        files: where the files may be on this machine.
+
+    Returns:
+        The texts, ``None`` if these files are not here or the data set is not on the Hub.
+    """
+    if source.get("dataset"):
+        if not revision or revision.startswith("sha256:"):
+            return None
+        wanted: dict[str, Any] = {name: source.get(name) for name in ("dataset", "subset", "split", "column")}
+        try:
+            texts = TextSource(revision=revision, **wanted).load(source.get("max_characters"), source.get("seed", 0))
+        except (OSError, ValueError):
+            return None
+    else:
+        candidates = [tuple(files), *((file,) for file in files)] if files else []
+        loaded = (TextSource(names, column=source.get("column", "text")).load() for names in candidates)
+        found = next((texts for texts in loaded if texts.revision == revision), None)
+        if found is None:
+            return None
+        texts = found
+    if "tail" not in source:
+        return texts
+    head, tail = texts.split_tail(float(source["tail"]))
+    return head if source.get("part") == "head" else tail
 
 
 def _some(rows: Iterable[dict[str, Any]], column: str, max_characters: int | None) -> list[str]:

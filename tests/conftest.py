@@ -1,7 +1,10 @@
 """Set before any library of Hugging Face is imported: no test may reach for the network."""
 
 import os
+import tempfile
 
+_HOME = tempfile.TemporaryDirectory(prefix="focus-hf-tests-")
+os.environ["HF_HOME"] = _HOME.name  # a cache of its own: what an earlier run left there must not matter
 os.environ["HF_HUB_OFFLINE"] = "0"  # tests talk to a Hub on this machine
 os.environ["HF_ENDPOINT"] = "http://127.0.0.1:9"  # and nothing else: this port refuses
 os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"

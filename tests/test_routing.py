@@ -66,6 +66,61 @@ def test_sinkhorn_balances_each_sequence_by_itself():
         torch.testing.assert_close(potentials[sequence], own)
 
 
+@given(sequences=st.integers(1, 4), groups=st.integers(2, 6), seed=st.integers(0, 10_000))
+@settings(deadline=None, max_examples=30)
+def test_soft_assignments_have_inferences_value_and_sinkhorns_gradient(sequences, groups, seed):
+    generator = torch.Generator().manual_seed(seed)
+    scores = torch.randn(sequences, 20, groups, generator=generator, dtype=torch.float64).requires_grad_()
+    balance = torch.randn(groups, generator=generator, dtype=torch.float64)
+    weights = torch.randn(sequences, 20, groups, generator=generator, dtype=torch.float64)
+    assignments, potentials = routing.balanced_assignments(scores, balance, 30)
+    assert torch.allclose(assignments, torch.softmax(scores + balance, -1))
+    assert torch.equal(routing.hard_memberships(scores, balance, 1), assignments == assignments.amax(-1, keepdim=True))
+    (gradient,) = torch.autograd.grad((assignments * weights).sum(), scores)
+    # By the definition: how softmax moves with its argument, and its argument with the potentials.
+    _, own = routing.sinkhorn(scores, 30)
+    (through,) = torch.autograd.grad(
+        (torch.softmax(scores + balance, -1).detach() * 0 + scores + own[:, None]).flatten(),
+        scores,
+        _softmax_backward(scores + balance, weights).flatten(),
+    )
+    assert torch.allclose(gradient, through)
+    assert not potentials.requires_grad and potentials.shape == (sequences, groups)
+    first, own = routing.balanced_assignments(scores, torch.zeros_like(balance), 30)
+    assert torch.allclose(first, routing.sinkhorn(scores, 30)[0])  # nothing to go by yet: Sinkhorn's own
+
+
+def _softmax_backward(arguments, gradient):
+    value = torch.softmax(arguments, -1)
+    return (value * (gradient - (gradient * value).sum(-1, keepdim=True))).detach()
+
+
+@pytest.mark.parametrize("top_k", [1, 2])
+def test_balance_steps_even_out_hard_memberships(top_k):
+    torch.manual_seed(0)
+    scores = torch.randn(4, 300, 6) + torch.tensor([2.0, 0, 0, -1, 0, 0])
+    balance = torch.zeros(6)
+    before = routing.group_shares(routing.hard_memberships(scores, balance, top_k)).max()
+    for _ in range(60):
+        balance = balance + routing.balance_step(scores, balance, top_k)
+    after = routing.group_shares(routing.hard_memberships(scores, balance, top_k)).max()
+    assert before > 0.3 and after < 1.1 / 6
+    assert abs(balance.mean()) < 1e-5
+
+
+def test_balance_steps_of_processes_average_to_the_whole():
+    torch.manual_seed(0)
+    scores, balance = torch.randn(4, 50, 5), torch.randn(5)
+    parts = torch.stack([routing.balance_step(part, balance, 2) for part in scores.chunk(2)])
+    assert torch.allclose(parts.mean(0), routing.balance_step(scores, balance, 2), atol=1e-6)
+    valid = torch.ones(4, 50, dtype=torch.bool)
+    valid[0, 30:] = False
+    disturbed = scores.clone()
+    disturbed[0, 30:, 0] += 100.0
+    alone = routing.balance_step(scores[:1, :30], balance, 1)
+    assert torch.allclose(routing.balance_step(disturbed[:1], balance, 1, valid[:1]), alone, atol=1e-5)
+
+
 def test_padding_takes_no_part_in_sinkhorn():
     torch.manual_seed(0)
     scores = torch.randn(2, 40, 4) * 3

@@ -22,9 +22,6 @@ from .config import FocusConfig
 #: keeps window and sinks: what is left without the adapter's contribution.
 MODES = (None, "soft", "hard", "local")
 
-#: Share of the newest batch in the running average of the balance potentials.
-BALANCE_MOMENTUM = 0.1
-
 
 class FocusLayer(nn.Module, BaseTunerLayer):
     """Centroids of one attention module.
@@ -55,7 +52,7 @@ class FocusLayer(nn.Module, BaseTunerLayer):
         self.observer: Callable[[FocusLayer, Tensor, Tensor], None] | None = None
         self.attention_observer: Callable[[FocusLayer, Tensor, Tensor, float, Tensor], None] | None = None
         self._checked: set[str] = set()
-        self._potentials: deque[Tensor] = deque(maxlen=256)  # of the step, where several processes train
+        self._steps: deque[Tensor] = deque(maxlen=256)  # of the balance potentials, where several processes train
         self._handles = [
             attention.register_forward_pre_hook(self._before_attention, with_kwargs=True),
             attention.register_forward_hook(self._after_attention, always_call=True),
@@ -268,11 +265,13 @@ class FocusLayer(nn.Module, BaseTunerLayer):
     def _soft_routing(self, adapter_name: str, hidden_states: Tensor, pattern: Pattern, mask: Any) -> Routing:
         config = self.configs[adapter_name]
         scores, balance = self(hidden_states, adapter_name)
-        assignments, potentials = routing.sinkhorn(scores, config.sinkhorn_iterations, _valid_tokens(mask))
+        valid = _valid_tokens(mask)
+        assignments, potentials = routing.balanced_assignments(scores, balance, config.sinkhorn_iterations, valid)
         if self.training and scores.requires_grad:
+            step = routing.balance_step(scores, balance, config.top_k, valid)
+            step = torch.where(balance.any(), step, potentials.mean(dim=0))  # Sinkhorn's to start from
             # In the backward pass: gradient checkpointing computes this forward twice, and both must agree.
-            new = potentials.detach().mean(dim=0)
-            assignments.register_hook(lambda gradient: self._update_balance(adapter_name, new))
+            assignments.register_hook(lambda gradient: self._update_balance(adapter_name, step))
         hard = routing.hard_memberships(scores.detach(), balance, config.top_k)
         if self.observer is not None:
             self.observer(self, scores.detach(), hard)
@@ -284,19 +283,19 @@ class FocusLayer(nn.Module, BaseTunerLayer):
         )
 
     @torch.no_grad()
-    def _update_balance(self, adapter_name: str, potentials: Tensor) -> None:
-        """Running average of the Sinkhorn potentials: what inference adds to the scores instead of Sinkhorn."""
+    def _update_balance(self, adapter_name: str, step: Tensor) -> None:
+        """Move the balance potentials, which inference adds to the scores in the place of Sinkhorn."""
         balance = self.focus_balance[adapter_name]
         if not ranks.in_shards(balance):
-            balance.copy_(_averaged(balance, potentials))
+            balance.add_(step.to(balance.dtype))
         if ranks.several():  # under FSDP that was a passing copy of the shards
-            self._potentials.append(potentials)
+            self._steps.append(step)
 
     @torch.no_grad()
     def agree_on_balance(self) -> None:
         """Make the balance potentials the mean over all ranks; every rank must call it, after its backward pass.
 
-        The running average is linear, so this is what one process with all sequences would have.
+        Steps are means over sequences, so this is what one process with all sequences would have.
         """
         adapter_name = self.routing_adapter
         if adapter_name is None:
@@ -304,21 +303,14 @@ class FocusLayer(nn.Module, BaseTunerLayer):
         parameter = self.focus_balance[adapter_name]
         balance = ranks.whole(parameter)
         if ranks.in_shards(parameter):
-            for potentials in self._potentials:
-                balance = _averaged(balance, potentials)
-        self._potentials.clear()
+            balance = balance + sum(self._steps)
+        self._steps.clear()
         ranks.assign(parameter, ranks.mean(balance))
 
     def extra_repr(self) -> str:
         return ", ".join(
             f"{name}: K={c.num_groups}, top_k={c.top_k}, window={c.local_window}" for name, c in self.configs.items()
         )
-
-
-def _averaged(balance: Tensor, potentials: Tensor) -> Tensor:
-    """One step of the running average; the first potentials are taken as they are."""
-    momentum = BALANCE_MOMENTUM if bool(balance.any()) else 1.0
-    return balance.lerp(potentials.to(balance.dtype), momentum)
 
 
 #: Scale of fresh centroids: scores of unit-variance hidden states start with a spread of a few units.

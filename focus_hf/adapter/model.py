@@ -12,6 +12,7 @@ from torch import nn
 from .config import FocusConfig
 from .discovery import find_attention, is_causal_self_attention, is_local_by_design
 from .layer import FocusLayer
+from .pins import warn_if_other_base
 
 #: Name of the FocusLayer inside an attention module.
 ROUTER = "group_router"
@@ -55,6 +56,7 @@ class FocusModel(BaseTuner):
                     + (f" It was made for {base}." if base else "")
                 )
             setattr(peft_config, field, found)
+        warn_if_other_base(peft_config, model)
 
     def _check_target_module_exists(self, peft_config: PeftConfig, key: str) -> Any:  # type: ignore[override]
         return check_target_module_exists(self._found, key)

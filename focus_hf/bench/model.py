@@ -8,7 +8,10 @@ import torch
 from peft import get_peft_model
 from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig, LlamaForCausalLM
 
-from ..adapter import FocusConfig
+from ..adapter import FocusConfig, focus_layers, set_routing
+from ..evaluate import load_adapted
+from ..evaluate.modes import adapters_off
+from ..evaluate.run import check_positions
 from ..train import calibrate
 from .settings import Measurement, Setting
 from .timing import interleaved
@@ -18,18 +21,22 @@ LAYERS = 4
 
 
 @torch.no_grad()
-def bench_model(setting: Setting, base: str | None = None, new_tokens: int = 16) -> list[Measurement]:
+def bench_model(
+    setting: Setting, base: str | None = None, adapter: str | None = None, new_tokens: int = 16
+) -> list[Measurement]:
     """Prefill of one prompt (logits of its last token), and decoding after it, a token at a time.
 
     Args:
         setting: the heads give the size of the small Llama, unless ``base`` is given.
         base: a causal language model, a folder or a Hub id.
+        adapter: a Focus adapter, a folder or a Hub id; without one the centroids are random.
         new_tokens: tokens decoded.
 
     Returns:
         One measurement for prefill (``"prefill"``) and one per decoded token (``"generate"``).
     """
-    model = make_model(setting, base)
+    model = make_model(setting, base) if adapter is None else _load(setting, base, adapter)
+    layers = focus_layers(model)
     generator = torch.Generator().manual_seed(setting.seed)
     ids = torch.randint(0, model.config.vocab_size, (1, setting.length + new_tokens), generator=generator)
     ids = ids.to(setting.device)
@@ -39,10 +46,10 @@ def bench_model(setting: Setting, base: str | None = None, new_tokens: int = 16)
         return model(input_ids=prompt, past_key_values=cache, use_cache=cache is not None, logits_to_keep=1)
 
     def dense_prefill(cache: DynamicCache | None = None) -> Any:
-        with model.disable_adapter():
+        with adapters_off(layers):
             return prefill(cache)
 
-    name = "small Llama" if base is None else base
+    name = adapter or base or "small Llama"
     times = interleaved({"dense": dense_prefill, "focus": prefill}, setting.device, seconds=5, least=3, most=9)
     measured = [Measurement("prefill", setting, times["dense"], times["focus"], baseline=name)]
 
@@ -57,13 +64,20 @@ def bench_model(setting: Setting, base: str | None = None, new_tokens: int = 16)
         model(input_ids=ids[:, step : step + 1], past_key_values=caches[which], use_cache=True)
 
     def dense_decode() -> None:
-        with model.disable_adapter():
+        with adapters_off(layers):
             decode("dense")
 
     functions = {"dense": dense_decode, "focus": lambda: decode("focus")}
     times = interleaved(functions, setting.device, seconds=5, least=new_tokens, most=new_tokens)
     measured.append(Measurement("generate", setting, times["dense"], times["focus"], baseline=name))
     return measured
+
+
+def _load(setting: Setting, base: str | None, adapter: str) -> Any:
+    model, _, _ = load_adapted(adapter, base=base, device=setting.device)
+    check_positions(model, [setting.length + 16])
+    set_routing(model, top_k=setting.top_k)
+    return model.to(setting.torch_dtype)
 
 
 def make_model(setting: Setting, base: str | None = None) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -12,6 +13,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from ..files import write_atomically
+from ..hub import Results, adapter_folder, check_writable, load_results, read_config, save_results
 from ..machine import environment, require, summary
 from .attention import bench_attention, bench_decode
 from .memory import bench_memory
@@ -32,6 +34,8 @@ def run_bench(
     settings: Sequence[Setting],
     *,
     base: str | None = None,
+    adapter: str | None = None,
+    write: bool = False,
     threads: int | None = None,
     seconds: float = 5.0,
     json_out: str | None = None,
@@ -44,6 +48,8 @@ def run_bench(
         kinds: of `KINDS`.
         settings: see `grid`.
         base: model for ``"model"``.
+        adapter: for ``"model"``, a folder or a Hub id; see `adapter_settings`.
+        write: put the figures into the adapter's folder; its card shows them from then on.
         threads: of PyTorch on CPU.
         seconds: for each setting, at least.
         json_out: file for JSON, or ``"-"`` for standard output, where then nothing else goes.
@@ -55,13 +61,15 @@ def run_bench(
     """
     if plot is not None:
         require("matplotlib")
+    if write:
+        check_writable(adapter or "")
     if threads is not None:
         torch.set_num_threads(threads)
     torch.empty(_WARM_UP_BYTES, dtype=torch.uint8)  # freed at once
     measure: dict[str, Callable[[Setting], list[Measurement]]] = {
         "attention": lambda setting: [bench_attention(setting, seconds)],
         "decode": lambda setting: [bench_decode(setting, seconds)],
-        "model": lambda setting: bench_model(setting, base),
+        "model": lambda setting: bench_model(setting, base, adapter),
         "memory": lambda setting: [bench_memory(setting, "attention"), bench_memory(setting, "model")],
         "training": lambda setting: bench_training(setting, seconds),
     }
@@ -91,4 +99,31 @@ def run_bench(
         write_atomically(markdown, f"{to_markdown(results)}\n\n{summary(facts)}\n".encode())
     if plot is not None:
         save_plot(results, plot)
+    if write and adapter is not None:
+        _write_speed(results, adapter, summary(facts))
     return results
+
+
+def adapter_settings(adapter: str, settings: Sequence[Setting]) -> list[Setting]:
+    """The settings as far as an adapter leaves them open: groups, window and sinks are its own."""
+    config = read_config(adapter_folder(adapter))
+    own = {name: getattr(config, name) for name in ("num_groups", "local_window", "sink_tokens")}
+    return list(dict.fromkeys(replace(setting, **own) for setting in settings))
+
+
+def _write_speed(results: Sequence[Measurement], adapter: str, machine: str) -> None:
+    known = load_results(adapter) or Results()
+    known.speed = [
+        {
+            "what": measured.kind,
+            "length": measured.setting.length,
+            "num_groups": measured.setting.num_groups,
+            "top_k": measured.setting.top_k,
+            "dense_ms": measured.dense,
+            "focus_ms": measured.focus,
+            "measured_with": machine,
+        }
+        for measured in results
+        if measured.kind in ("prefill", "generate")
+    ]
+    save_results(known, adapter)

@@ -1,6 +1,6 @@
 """The command ``focus-hf``: thin commands over the package's functions."""
 
-from . import groups, hub, measure, quality
-from .app import app, main
+from . import find, groups, hub, measure, verify
+from .app import app, load_commands, main
 
-__all__ = ["app", "groups", "hub", "main", "measure", "quality"]
+__all__ = ["app", "find", "groups", "hub", "load_commands", "main", "measure", "verify"]

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import typer
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 app = typer.Typer(
     name="focus-hf",
@@ -34,6 +37,7 @@ _EXTRAS = {
     "conllu": "interpret",
     "datasets": "train",
     "dulwich": "hub",
+    "markdown_it": "hub",
     "lm_eval": "eval",
     "matplotlib": "viz",
     "scipy": "interpret",
@@ -63,6 +67,13 @@ def show(values: dict[str, Any], text: str, as_json: bool) -> None:
     typer.echo(json.dumps(values) if as_json else text)
 
 
+def load_commands(arguments: list[str]) -> None:
+    """Import the commands whose flags come from the training recipe, unless another one is called: they need torch."""
+    names = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
+    if not arguments or arguments[0] not in names:
+        from . import quality  # noqa: F401
+
+
 def _fail(message: str) -> None:
     stderr().print(f"focus-hf: {' '.join(message.split())}", markup=False, highlight=False, soft_wrap=True)
     sys.exit(1)
@@ -72,10 +83,40 @@ def stderr() -> Console:
     return Console(stderr=True)
 
 
+def is_main_process() -> bool:
+    """Under a launcher of several processes, only the first one speaks."""
+    import os
+
+    return os.environ.get("RANK", "0") == "0"
+
+
+@contextmanager
+def progress_bars() -> Iterator[Progress]:
+    """Bars on standard error; libraries' own bars and chatter are off."""
+    import warnings
+
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    warnings.filterwarnings("ignore", message="`is_gradient_checkpointing`", category=FutureWarning)  # PEFT's own
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=stderr(), disable=not is_main_process()) as progress:
+        yield progress
+
+
 def main() -> None:
     """Entry point. Exit code 0; 1 for what went wrong, told in one line; 2 for a wrong command line."""
+    arguments = sys.argv[1:]
     try:
-        app(_json_to_screen(sys.argv[1:]))
+        load_commands(arguments)
+        app(_json_to_screen(arguments))
     except (ValueError, RuntimeError, OSError) as error:
         _fail(str(error))
     except ModuleNotFoundError as error:

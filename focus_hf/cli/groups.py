@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from .app import app
-from .quality import progress_bars
+from .app import app, progress_bars
 
 
 @app.command(epilog="Example: focus-hf groups --adapter my-adapter --treebank en_ewt-ud-dev.conllu --plots plots")

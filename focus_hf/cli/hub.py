@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import warnings
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..files import write_atomically
 from .app import app, show, stderr
+from .options import named_values
+
+if TYPE_CHECKING:
+    from ..hub import PushPlan
+
+_METADATA = Annotated[
+    list[str] | None, typer.Option(help="Metadata of the card, as name=value (YAML); may be repeated.")
+]
+_TEMPLATE = Annotated[Path | None, typer.Option(help="A Jinja template of your own for the card.", exists=True)]
 
 
 @app.command(
@@ -17,12 +29,27 @@ def hub(
     root: Annotated[Path, typer.Option(help="Folder that holds the repositories.")] = Path("focus-hub"),
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on.", min=1, max=65535)] = 8888,
+    token: Annotated[
+        list[str] | None,
+        typer.Option(help="A user's token, as user:token or user:token:read; may be repeated. Without, any will do."),
+    ] = None,
 ) -> None:
-    """Run a Hugging Face Hub on this machine."""
-    from ..hub.server import serve
+    """Run a Hugging Face Hub on this machine; its pages are for the browser, too."""
+    from ..hub.server import User, serve
 
     stderr().print(f"Local Hub of {root}: set HF_ENDPOINT=http://{host}:{port}. Stop it with Ctrl-C.", soft_wrap=True)
-    serve(root, host, port)
+    users = None
+    if token:
+        users = {}
+        for entry in token:
+            name, _, rest = entry.partition(":")
+            secret, _, role = rest.partition(":")
+            if not name or not secret:
+                raise ValueError("--token takes user:token or user:token:read.")
+            if role not in ("", "read", "write"):
+                raise ValueError(f"--token: a token is for read or write, got {role!r}.")
+            users[secret] = User(name, "read" if role == "read" else "write")
+    serve(root, host, port, users=users)
 
 
 @app.command(epilog="Example: focus-hf push ./adapter me/llama-focus --dry-run")
@@ -34,29 +61,45 @@ def push(
     create_pr: Annotated[bool, typer.Option("--create-pr", help="Open a pull request.")] = False,
     revision: Annotated[str | None, typer.Option(help="Branch to commit to.")] = None,
     commit_message: Annotated[str | None, typer.Option(help="Message of the commit.")] = None,
-    license: Annotated[str | None, typer.Option(help="Licence of the adapter.")] = None,
+    license: Annotated[str | None, typer.Option(help="Licence of the adapter; the base model's by default.")] = None,
+    metadata: _METADATA = None,
+    template: _TEMPLATE = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace a card that somebody else wrote.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, send nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")] = False,
 ) -> None:
     """Check an adapter, write its card and push both in one commit."""
-    from ..hub import push_to_hub
+    from ..hub import PushPlan, push_to_hub
 
-    answer = push_to_hub(
-        folder,
-        repo_id,
-        base_model=base_model,
-        private=private,
-        create_pr=create_pr,
-        revision=revision,
-        commit_message=commit_message,
-        license=license,
-        dry_run=dry_run,
-    )
-    if isinstance(answer, list):
-        show({"repo_id": repo_id, "files": answer}, "\n".join(["Would push:", *answer]), as_json)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        answer = push_to_hub(
+            folder,
+            repo_id,
+            base_model=base_model,
+            private=private,
+            create_pr=create_pr,
+            revision=revision,
+            commit_message=commit_message,
+            license=license,
+            metadata=named_values("--metadata", metadata or []),
+            template=template,
+            force=force,
+            dry_run=dry_run,
+        )
+    for warning in caught:
+        stderr().print(f"Note: {warning.message}", markup=False, highlight=False, soft_wrap=True)
+    if isinstance(answer, PushPlan):
+        show({**asdict(answer), "files": list(answer.files), "sizes": answer.files}, _planned(answer), as_json)
         return
     url = answer.pr_url or answer.commit_url
     show({"repo_id": repo_id, "commit": answer.oid, "url": url}, f"Pushed to {url}", as_json)
+
+
+def _planned(plan: PushPlan) -> str:
+    lines = [f"Would push to {plan.repo_id}:", *(f"  {name} ({size:,} bytes)" for name, size in plan.files.items())]
+    lines += [f"Note: {note}" for note in plan.notes]
+    return "\n".join([*lines, *([plan.card_changes] if plan.card_changes else [])])
 
 
 @app.command(epilog="Example: focus-hf pull me/llama-focus ./adapter")
@@ -78,19 +121,39 @@ def card(
     adapter: Annotated[Path, typer.Option(help="Folder of the adapter.")],
     repo_id: Annotated[str, typer.Option(help="Where it is, or will be, on the Hub.")] = "your-name/your-adapter",
     base_model: Annotated[str | None, typer.Option(help="Hub id of the base model, if it was a folder.")] = None,
+    license: Annotated[str | None, typer.Option(help="Licence of the adapter; the base model's by default.")] = None,
+    metadata: _METADATA = None,
+    template: _TEMPLATE = None,
     write: Annotated[bool, typer.Option("--write", help="Write README.md into the folder.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace a README.md that somebody else wrote.")] = False,
 ) -> None:
-    """Make the card of an adapter from its files."""
-    from ..hub import FocusModelCard
-    from ..hub.card import is_ours
+    """Make the card of an adapter from its files; what a person wrote in README.md stays."""
+    from huggingface_hub import HfApi
 
-    made = FocusModelCard.from_adapter(adapter, repo_id=repo_id, base_model=base_model)
+    from ..hub import FocusModelCard, read_config
+    from ..hub.base import base_facts
+    from ..hub.card import CARD, is_ours, read_card
+
+    name = base_model or read_config(adapter).base_model_name_or_path or ""
+    base = base_facts(name, HfApi(library_name="focus_hf")) if name and not Path(name).is_dir() else None
+    made = FocusModelCard.from_adapter(
+        adapter,
+        repo_id=repo_id,
+        base_model=base_model,
+        base=base,
+        license=license,
+        metadata=named_values("--metadata", metadata or []),
+        template=template,
+    )
+    path, old = adapter / CARD, read_card(adapter)
+    if old is not None and is_ours(old):
+        made = made.refreshing(old)
     if not write:
         typer.echo(str(made))
         return
-    path = adapter / "README.md"
-    if not force and not is_ours(path):
+    if old is not None and not is_ours(old) and not force:
         raise ValueError(f"{path} was not made by focus-hf; pass --force to replace it.")
-    made.save(path)
+    write_atomically(path, str(made).encode())
+    if not made.metadata.get("license"):
+        stderr().print("Note: the card states no licence; give one with --license.", soft_wrap=True)
     typer.echo(f"Wrote {path}")

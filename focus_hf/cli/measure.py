@@ -1,4 +1,4 @@
-"""Commands that show and measure speed: demo, bench, info."""
+"""Commands that show and measure speed: demo, bench."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from .app import app, numbers, show
+from .app import app, numbers
 
 
 @app.command(epilog="Example: focus-hf demo --base ./my-model --text notes.txt --out demo-output")
@@ -27,11 +27,12 @@ def demo(
     epilog="Example: focus-hf bench --what attention,decode --lengths 2048,8192 --top-k 1,2 --json results.json"
 )
 def bench(
-    what: Annotated[str, typer.Option(help="Of attention, decode, model, memory, training.")] = "attention,decode",
+    what: Annotated[str | None, typer.Option(help="Of attention, decode, model, memory, training.")] = None,
+    adapter: Annotated[str | None, typer.Option(help="Adapter for `model`: a folder or a Hub id.")] = None,
     device: Annotated[str, typer.Option(help="Where: cpu, cuda, cuda:1 ...")] = "cpu",
     lengths: Annotated[str, typer.Option(help="Tokens, several with commas.")] = "1024,2048,4096,8192",
     num_groups: Annotated[str, typer.Option(help="Groups per layer (K), several with commas.")] = "8",
-    top_k: Annotated[str, typer.Option(help="Groups per token (k), several with commas.")] = "1",
+    top_k: Annotated[str | None, typer.Option(help="Groups per token (k), several with commas.")] = None,
     local_window: Annotated[str, typer.Option(help="Local window (w), several with commas.")] = "128",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16; several with commas.")] = "float32",
     heads: Annotated[int, typer.Option(help="Query heads.", min=1)] = 8,
@@ -44,12 +45,18 @@ def bench(
     json_out: Annotated[str | None, typer.Option("--json", help="Write JSON: a file, or - for the screen.")] = None,
     markdown: Annotated[Path | None, typer.Option(help="Write the table as Markdown.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw ratios against lengths (PNG).")] = None,
+    write: Annotated[bool, typer.Option("--write", help="Put the figures into the adapter's folder.")] = False,
 ) -> None:
     """Measure speed and memory against the best dense attention, in one interleaved run."""
     from ..bench import grid
-    from ..bench.run import KINDS, run_bench
+    from ..bench.run import KINDS, adapter_settings, run_bench
 
+    what = what or ("attention,decode" if adapter is None else "model")
     kinds = [kind for kind in what.split(",") if kind]
+    if adapter is not None and kinds != ["model"]:
+        raise ValueError("--adapter is measured in a whole model: --what model")
+    if write and adapter is None:
+        raise ValueError("--write puts the figures into an adapter's folder: give --adapter.")
     if unknown := [kind for kind in kinds if kind not in KINDS]:
         raise ValueError(f"--what must be of {', '.join(KINDS)}, got {unknown[0]!r}.")
     fixed = {"heads": heads, "kv_heads": kv_heads or heads, "head_dim": head_dim, "device": device, "kernel": kernel}
@@ -57,33 +64,23 @@ def bench(
         grid(
             numbers("--lengths", lengths),
             numbers("--num-groups", num_groups),
-            numbers("--top-k", top_k),
+            numbers("--top-k", top_k or "1"),
             numbers("--local-window", local_window),
             dtype.split(","),
             **fixed,
         )
     )
+    if adapter is not None:
+        settings = adapter_settings(adapter, settings)
     run_bench(
         kinds,
         settings,
         base=base,
+        adapter=adapter,
+        write=write,
         threads=threads,
         seconds=seconds,
         json_out=json_out,
         markdown=markdown,
         plot=plot,
     )
-
-
-@app.command(epilog="Example: focus-hf info")
-def info(
-    as_json: Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")] = False,
-) -> None:
-    """Versions, devices, and the attention kernels found on this machine, with the one in use."""
-    from ..machine import environment
-
-    facts = environment()
-    lines = [f"{name} {version}" for name, version in facts["packages"].items()]
-    lines += [f"{d['device']}: {d['name']}, uses {d['kernel']}" for d in facts["devices"]]
-    lines += [f"kernel {name}: {state}" for name, state in facts["kernels"].items()]
-    show(facts, "\n".join([f"Python {facts['python']}, {facts['platform']}", *lines]), as_json)

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from ..train.recipe import TrainRecipe
-from .app import app, numbers, show, stderr
+from .app import app, is_main_process, numbers, progress_bars, show
 from .options import flags_of, named_values
 
 _CONFIG = inspect.Parameter(
@@ -49,7 +46,7 @@ def train(given: dict[str, Any], config: Path | None, as_json: bool) -> None:
         result = train_adapter(
             recipe, [RichProgress(progress, "centroids")], lambda text: progress.console.print(text, style="dim")
         )
-    if _is_main_process():
+    if is_main_process():
         if as_json:
             show({"folder": str(result.folder), "results": asdict(result.results)}, "", True)
             return
@@ -188,31 +185,3 @@ def _deliver(document: dict[str, Any], json_out: str | None, table: Any) -> None
     Console().print(table)
     if json_out is not None:
         write_atomically(Path(json_out), text.encode())
-
-
-@contextmanager
-def progress_bars() -> Iterator[Progress]:
-    """Bars on standard error; libraries' own bars and chatter are off."""
-    import warnings
-
-    from transformers.utils import logging
-
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    warnings.filterwarnings("ignore", message="`is_gradient_checkpointing`", category=FutureWarning)  # PEFT's own
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=stderr(), disable=not _is_main_process()) as progress:
-        yield progress
-
-
-def _is_main_process() -> bool:
-    """Under a launcher of several processes, only the first one speaks."""
-    import os
-
-    return os.environ.get("RANK", "0") == "0"

@@ -25,7 +25,10 @@ from transformers.utils import logging
 from ..adapter import FocusConfig
 from ..evaluate import QualityRow, quality_figure, quality_table
 from ..evaluate.report import tables
-from ..hub import Evaluation, FocusModelCard, Results, push_to_hub, save_adapter, save_results
+from ..evaluate.sample import take_sample
+from ..hub import Evaluation, FocusModelCard, Results, push_to_hub, save_results
+from ..hub.adapter_files import weights_hash
+from ..hub.save import save_adapter
 from ..hub.server import LocalHub
 from ..machine import measured_with
 from ..train import RichProgress, tokenize_windows, train_centroids
@@ -101,7 +104,9 @@ def run_demo(
     _show_quality(console, results)
     adapter = save_adapter(model, out / "adapter")
     quality_figure(rows, adapter / "figures" / "quality.png")
+    results.weights_sha256 = weights_hash(adapter)
     save_results(results, adapter)
+    take_sample(model, validation[0], results.weights_sha256).save(adapter)
     FocusModelCard.from_adapter(adapter, repo_id="demo/focus", base_model="demo/base").save(adapter / "README.md")
 
     console.print("\n[bold]Share it[/bold]: push to a Hub on this machine, then load it from there in a fresh process")

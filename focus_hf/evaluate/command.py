@@ -14,6 +14,7 @@ from rich.progress import Progress
 
 from ..files import write_atomically
 from ..hub import Results, check_writable, load_results, save_results
+from ..hub.adapter_files import weights_hash
 from ..machine import check_device, measured_with, require
 from ..texts import Texts, TextSource
 from .figures import position_figure, quality_figure, retrieval_figure
@@ -21,6 +22,7 @@ from .harness import run_tasks
 from .quality import QualityRow
 from .report import tables
 from .run import EvaluationPlan, TokenText, count_ticks, evaluate, load_adapted
+from .sample import take_sample
 
 
 @dataclass(frozen=True)
@@ -119,6 +121,8 @@ def run_evaluation(
         save_plots(results, plots)
     if write:
         add_to_adapter(results, folder)
+        if texts:
+            take_sample(model, texts[0].token_ids(tokenizer), weights_hash(folder)).save(folder)
     return results
 
 
@@ -142,11 +146,12 @@ def add_to_adapter(results: Results, folder: Path) -> None:
     known.retrieval = results.retrieval or known.retrieval
     known.benchmarks = results.benchmarks or known.benchmarks
     known.measured_with = results.measured_with
+    known.weights_sha256 = weights_hash(folder)
     save_results(known, folder)
 
 
 def _tokens(text: Texts, tokenizer: Any) -> TokenText:
-    return TokenText(text.token_ids(tokenizer), text.name, text.revision, text.dataset)
+    return TokenText.of(text, text.token_ids(tokenizer))
 
 
 def _deliver(results: Results, json_out: str | None) -> None:

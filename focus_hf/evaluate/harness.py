@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,12 @@ def run_tasks(
     return _rows(found["dense"], found["hard"])
 
 
+def _on_hub(dataset: Any) -> str | None:
+    """A data set's Hub id; file formats and folders are none."""
+    is_id = isinstance(dataset, str) and re.fullmatch(r"[\w.-]+/[\w.-]+", dataset) and not Path(dataset).exists()
+    return dataset if is_id else None
+
+
 def _rows(dense: dict[str, Any], focus: dict[str, Any]) -> list[dict[str, Any]]:
     rows = []
     for task, measured in dense["results"].items():
@@ -80,6 +87,7 @@ def _rows(dense: dict[str, Any], focus: dict[str, Any]) -> list[dict[str, Any]]:
                     "focus": float(focus["results"][task][key]),
                     "stderr": float(stderr) if isinstance(stderr, int | float) else None,
                     "examples": int(dense["n-samples"][task]["effective"]),
+                    "dataset": _on_hub(dense["configs"].get(task, {}).get("dataset_path")),
                 }
             )
     return rows

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
 
 from ..adapter import FocusConfig, focus_layers
-from ..hub import Evaluation, Results, adapter_folder
+from ..hub import Evaluation, Results, adapter_folder, read_config
 from ..machine import measured_with
+from ..texts import Texts
 from .modes import Mode, list_modes
 from .perplexity import SlidingWindows
 from .quality import measure_quality
@@ -59,6 +60,12 @@ class TokenText:
     name: str
     revision: str = ""
     dataset: str | None = None
+    source: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, text: Texts, ids: Tensor) -> TokenText:
+        """Token ids of these texts."""
+        return cls(ids, text.name, text.revision, text.dataset, text.source)
 
 
 def evaluate(
@@ -103,6 +110,7 @@ def evaluate(
                 tokens=int(windows.scored.sum()),
                 revision=text.revision,
                 dataset=text.dataset,
+                source=text.source,
             )
         )
     results = Results(evaluations, measured_with=measured_with())
@@ -180,13 +188,21 @@ def load_adapted(adapter: str, *, base: str | None = None, device: str = "cpu", 
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     folder = adapter_folder(adapter, revision=revision)
-    name = base or FocusConfig.from_pretrained(str(folder)).base_model_name_or_path
+    config = read_config(folder)
+    name = base or config.base_model_name_or_path
     if not name:
         raise ValueError(f"{adapter} does not name its base model; name it with --model.")
+    pinned = config.revision if base is None else None
+    tokenizer_pinned = config.tokenizer_revision if base is None else None
     try:
-        model = AutoModelForCausalLM.from_pretrained(name, dtype="auto")
-        tokenizer = AutoTokenizer.from_pretrained(name)
+        model = AutoModelForCausalLM.from_pretrained(name, revision=pinned, dtype="auto")
+        tokenizer = AutoTokenizer.from_pretrained(name, revision=tokenizer_pinned or pinned)
     except OSError as error:
+        if pinned is not None:
+            raise ValueError(
+                f"{adapter} was trained on {name} at commit {pinned[:12]}, which cannot be loaded "
+                f"({str(error).splitlines()[0]}). To use another version of it, name the model with --model {name}."
+            ) from None
         raise ValueError(
             f"The base model {name} of {adapter} cannot be loaded: {str(error).splitlines()[0]}"
         ) from None

@@ -1,17 +1,23 @@
-"""Share adapters: cards, push, pull. `focus_hf.hub.server` is a Hub for this machine."""
+"""Sharing adapters: their files, their cards, the Hub. Nothing here needs torch but `focus_hf.hub.save`."""
 
-from .adapter_files import AdapterFileError, check_adapter, save_adapter
+from .adapter_files import AdapterConfig, AdapterFileError, check_adapter, read_config
 from .card import FocusModelCard
 from .errors import HubError
+from .group_report import GroupReport
 from .pull import adapter_folder, check_writable, pull
-from .push import push_to_hub
+from .push import PushPlan, push_to_hub
 from .results import Evaluation, Results, load_results, save_results
+from .search import Found, search
 
 __all__ = [
+    "AdapterConfig",
     "AdapterFileError",
     "Evaluation",
     "FocusModelCard",
+    "Found",
+    "GroupReport",
     "HubError",
+    "PushPlan",
     "Results",
     "adapter_folder",
     "check_adapter",
@@ -19,6 +25,7 @@ __all__ = [
     "load_results",
     "pull",
     "push_to_hub",
-    "save_adapter",
+    "read_config",
     "save_results",
+    "search",
 ]

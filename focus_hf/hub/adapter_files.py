@@ -2,97 +2,82 @@
 
 from __future__ import annotations
 
-import copy
+import hashlib
 import json
 import os
-import tempfile
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
-
-from .. import ranks
-from ..adapter import FocusConfig
-from ..files import write_atomically
+from ..settings import FocusSettings
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 RESULTS_FILE = "focus_results.json"
 GROUPS_FILE = "focus_groups.json"
+SAMPLE_FILE = "focus_sample.json"
 
 #: Everything that travels with an adapter, as patterns.
-ADAPTER_FILES = (CONFIG_FILE, WEIGHTS_FILE, RESULTS_FILE, GROUPS_FILE, "README.md", "figures/*.png", "figures/*.svg")
+ADAPTER_FILES = (
+    CONFIG_FILE,
+    WEIGHTS_FILE,
+    RESULTS_FILE,
+    GROUPS_FILE,
+    SAMPLE_FILE,
+    "README.md",
+    "figures/*.png",
+    "figures/*.svg",
+    ".eval_results/*.yaml",
+)
 
 PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
-
-#: Prefix of PEFT's saved names; a plain transformers model has none of its own.
-_PEFT_PREFIX = "base_model.model."
 
 
 class AdapterFileError(ValueError):
     """A file of an adapter is missing, damaged, or not what its configuration says."""
 
 
-def save_adapter(
-    model: Any, folder: str | os.PathLike[str], adapter_name: str | None = None, write: bool = True
-) -> Path:
-    """Write ``adapter_config.json`` and ``adapter_model.safetensors`` of one Focus adapter.
+@dataclass
+class AdapterConfig(FocusSettings):
+    """``adapter_config.json`` of a Focus adapter, read without torch.
 
     Args:
-        model: a `PeftModel`, or a transformers model that got its adapter by ``load_adapter`` or ``add_adapter``.
-        folder: created if it does not exist.
-        adapter_name: which adapter, if the model has several Focus adapters.
-        write: ``False`` on all processes but one, where several hold parts of the model.
+        base_model_name_or_path: Hub id or folder of the base model.
+        revision: commit of the base model.
+    """
 
-    Returns:
-        The folder.
+    base_model_name_or_path: str | None = None
+    revision: str | None = None
+
+    def __post_init__(self) -> None:
+        self.validate()
+
+    @property
+    def num_layers(self) -> int:
+        """Routed layers."""
+        return len(self.layers or [])
+
+    @property
+    def num_parameters(self) -> int:
+        """Trained parameters: ``W_g`` and ``C`` of every layer."""
+        return (self.group_dim * int(self.hidden_size or 0) + self.num_groups * self.group_dim) * self.num_layers
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file of an adapter.
 
     Raises:
-        ValueError: the model has no such adapter.
+        AdapterFileError: it is not JSON.
     """
-    from peft import get_peft_model_state_dict
-    from safetensors.torch import save
-
-    name, config = _choose_adapter(model, adapter_name)
-    state = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
-    state = {
-        f"{_PEFT_PREFIX}{key.removeprefix(_PEFT_PREFIX)}": ranks.whole(value).contiguous()
-        for key, value in state.items()
-    }
-    if not write:
-        return Path(folder)
-    saved = copy.copy(config)
-    saved.inference_mode = True
-    if saved.base_model_name_or_path is None:
-        base = model.get_base_model() if hasattr(model, "get_base_model") else model
-        saved.base_model_name_or_path = getattr(base, "name_or_path", None) or None
-    target = Path(folder)
-    write_atomically(target / WEIGHTS_FILE, save(state, metadata={"format": "pt"}))
-    write_config(target, saved)
-    return target
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise AdapterFileError(f"{path} is not valid JSON ({error}); download or save the adapter again.") from None
 
 
-def write_config(folder: Path, config: FocusConfig) -> None:
-    """Write ``adapter_config.json`` as PEFT writes it."""
-    with tempfile.TemporaryDirectory() as scratch:
-        config.save_pretrained(scratch)
-        write_atomically(folder / CONFIG_FILE, (Path(scratch) / CONFIG_FILE).read_bytes())
-
-
-def _choose_adapter(model: Any, adapter_name: str | None) -> tuple[str, FocusConfig]:
-    adapters = {n: c for n, c in getattr(model, "peft_config", {}).items() if isinstance(c, FocusConfig)}
-    if adapter_name is None and len(adapters) == 1:
-        return next(iter(adapters.items()))
-    if adapter_name in adapters:
-        return str(adapter_name), adapters[str(adapter_name)]
-    if not adapters:
-        raise ValueError(f"This {type(model).__name__} has no Focus adapter to save.")
-    raise ValueError(f"adapter_name={adapter_name!r}: choose one of {', '.join(adapters)}.")
-
-
-def read_config(folder: str | os.PathLike[str]) -> FocusConfig:
+def read_config(folder: str | os.PathLike[str]) -> AdapterConfig:
     """Read and check ``adapter_config.json``.
 
     Raises:
@@ -101,15 +86,12 @@ def read_config(folder: str | os.PathLike[str]) -> FocusConfig:
     path = Path(folder) / CONFIG_FILE
     if not path.is_file():
         raise AdapterFileError(f"{path} does not exist: {folder} is not the folder of an adapter.")
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise AdapterFileError(f"{path} is not valid JSON ({error}); download or save the adapter again.") from None
+    values = read_json(path)
     kind = values.get("peft_type") if isinstance(values, dict) else None
     if kind != "FOCUS":
         raise AdapterFileError(f"{path} has peft_type {kind!r}, not 'FOCUS': this is not a Focus adapter.")
     try:
-        config = FocusConfig.from_peft_type(**values)
+        config = AdapterConfig(**{f.name: values[f.name] for f in fields(AdapterConfig) if f.name in values})
     except (TypeError, ValueError) as error:
         raise AdapterFileError(f"{path}: {error}") from None
     for field in ("hidden_size", "layers"):
@@ -118,7 +100,7 @@ def read_config(folder: str | os.PathLike[str]) -> FocusConfig:
     return config
 
 
-def check_tensors(shapes: Mapping[str, Sequence[int]], config: FocusConfig, source: str) -> None:
+def check_tensors(shapes: Mapping[str, Sequence[int]], config: AdapterConfig, source: str) -> None:
     """Check names and shapes of an adapter's tensors against its configuration.
 
     Raises:
@@ -148,7 +130,7 @@ def check_tensors(shapes: Mapping[str, Sequence[int]], config: FocusConfig, sour
         )
 
 
-def check_adapter(folder: str | os.PathLike[str]) -> FocusConfig:
+def check_adapter(folder: str | os.PathLike[str]) -> AdapterConfig:
     """Check all files of an adapter's folder.
 
     Returns:
@@ -164,15 +146,46 @@ def check_adapter(folder: str | os.PathLike[str]) -> FocusConfig:
     if not path.is_file():
         raise AdapterFileError(f"{path} does not exist; save or download the adapter again.")
     try:
-        with safe_open(path, framework="pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
-    except SafetensorError as error:
+        shapes, not_finite = _read_tensors(path)
+    except ValueError as error:
         raise AdapterFileError(f"{path} is damaged or cut short ({error}); download it again.") from None
-    check_tensors({name: tuple(tensor.shape) for name, tensor in tensors.items()}, config, str(path))
-    for name, tensor in tensors.items():
-        if not bool(tensor.isfinite().all()):
-            raise AdapterFileError(f"{path}: {name} holds NaN or infinity; its training diverged, train it again.")
+    check_tensors(shapes, config, str(path))
+    if not_finite:
+        raise AdapterFileError(f"{path}: {not_finite} holds NaN or infinity; its training diverged, train it again.")
     return config
+
+
+#: Of each floating-point type: bytes of a number, and the mask of its exponent; all ones are NaN or infinity.
+_EXPONENTS = {"F64": (8, 0x7FF << 52), "F32": (4, 0xFF << 23), "F16": (2, 0x1F << 10), "BF16": (2, 0xFF << 7)}
+
+
+def _read_tensors(path: Path) -> tuple[dict[str, tuple[int, ...]], str | None]:
+    """Shapes by name, and the first tensor that is not finite. Reads safetensors by itself: torch takes seconds.
+
+    Raises:
+        ValueError: the file is not whole.
+    """
+    import numpy as np
+    from safetensors import SafetensorError, deserialize
+
+    try:
+        tensors = deserialize(path.read_bytes())
+    except SafetensorError as error:
+        raise ValueError(str(error)) from None
+    not_finite = None
+    for name, tensor in tensors:
+        size, exponent = _EXPONENTS.get(tensor["dtype"], (0, 0))
+        if not size:
+            raise ValueError(f"{name} has type {tensor['dtype']}, expected floating point")
+        bits = np.frombuffer(tensor["data"], dtype=f"<u{size}")
+        if not_finite is None and bool(((bits & exponent) == exponent).any()):
+            not_finite = name
+    return {name: tuple(tensor["shape"]) for name, tensor in tensors}, not_finite
+
+
+def weights_hash(folder: str | os.PathLike[str]) -> str:
+    """SHA-256 of the weights: which adapter a measured number belongs to, whatever its card says today."""
+    return hashlib.sha256((Path(folder) / WEIGHTS_FILE).read_bytes()).hexdigest()
 
 
 def refuse_pickles(names: Sequence[str], source: str) -> None:

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import os
 import re
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import EvalResult, ModelCard, ModelCardData
-from huggingface_hub.utils import HFValidationError, validate_repo_id
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+import yaml
+from huggingface_hub import ModelCard
+from jinja2 import FileSystemLoader, StrictUndefined
+from jinja2.sandbox import SandboxedEnvironment
 
-from ..adapter import FocusConfig
 from ..escape import escape
-from .adapter_files import CONFIG_FILE, GROUPS_FILE, WEIGHTS_FILE, AdapterFileError, check_adapter
+from .adapter_files import GROUPS_FILE, WEIGHTS_FILE, AdapterFileError, check_adapter, weights_hash
+from .base import BaseFacts
+from .card_metadata import check_finite, check_hub_id, inherited, make_metadata, merge_metadata
+from .card_sections import CardText
+from .group_report import GroupReport
 from .results import Results, load_results, mode_name
 
-#: Marks a card that this package wrote and may write again.
-GENERATED = "<!-- focus_hf:generated -->"
+#: What a card is called in a repository.
+CARD = "README.md"
 
 _TEMPLATE = "focus_card.md.jinja"
 
@@ -43,6 +47,9 @@ class FocusModelCard(ModelCard):
 
     default_template_path = template_folder() / _TEMPLATE
 
+    #: Names of metadata taken over from the base model: what an older card says goes before.
+    _inherited: frozenset[str] = frozenset()
+
     @classmethod
     def from_adapter(
         cls,
@@ -51,9 +58,12 @@ class FocusModelCard(ModelCard):
         repo_id: str,
         base_model: str | None = None,
         results: Results | None = None,
+        base: BaseFacts | None = None,
         license: str | None = None,
         language: str | list[str] | None = None,
         datasets: str | list[str] | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        template: str | os.PathLike[str] | None = None,
     ) -> FocusModelCard:
         """Make the card of an adapter from its files; nothing needs to be answered.
 
@@ -62,109 +72,122 @@ class FocusModelCard(ModelCard):
             repo_id: where the adapter is, or will be, on the Hub: the usage examples name it.
             base_model: Hub id of the base model; the adapter's own by default.
             results: measured quality; ``focus_results.json`` by default.
-            license, language, datasets: further metadata of the Hub.
+            base: what the Hub says of the base model: its licence and language are taken over.
+            license, language, datasets: metadata of the Hub.
+            metadata: any further metadata, over everything else.
+            template: a Jinja template of one's own; see ``hub_templates`` for what it may use. It runs in a sandbox.
 
         Raises:
             AdapterFileError: the adapter is damaged.
             ValueError: a name is not one that the Hub can have.
         """
         config = check_adapter(folder)
-        base = check_hub_id(base_model or config.base_model_name_or_path or "", "base model")
+        name = check_hub_id(base_model or config.base_model_name_or_path or "", "base model")
         check_hub_id(repo_id, "repository")
         results = results or load_results(folder)
-        eval_results = _eval_results(results) if results else []
-        if datasets is None and results is not None:
-            datasets = list(dict.fromkeys(e.dataset for e in results.evaluations if e.dataset)) or None
-        data = ModelCardData(
-            base_model=base,
-            library_name="focus_hf",
-            pipeline_tag="text-generation",
-            tags=["focus", "peft", "sparse-attention", f"base_model:adapter:{base}"],
-            license=license,
-            language=language,
-            datasets=[datasets] if isinstance(datasets, str) else datasets,
-            model_name=repo_id.split("/")[-1] if eval_results else None,
-            eval_results=eval_results or None,
-            base_model_relation="adapter",
-        )
-        environment = Environment(
-            loader=FileSystemLoader(template_folder()),
-            undefined=StrictUndefined,
-            trim_blocks=True,
-            lstrip_blocks=True,
-            keep_trailing_newline=True,
-        )
-        environment.filters["escape_markdown"] = escape
-        environment.filters["mode"] = _mode_markdown
-        text = environment.get_template(_TEMPLATE).render(
-            marker=GENERATED,
+        report, groups = _groups(Path(folder))
+        given = {"license": license, "language": language, "datasets": datasets}
+        given = {key: value for key, value in given.items() if value} | dict(metadata or {})
+        labels = report.labels if report else []
+        data = merge_metadata(inherited(base), make_metadata(config, repo_id, name, results, labels))
+        data = check_finite(merge_metadata(data, given))
+        text = _render(
+            template,
             repo_id=repo_id,
-            base=base,
+            base=name,
             config=config,
             results=results,
-            license=license,
-            parameters=_count_parameters(config),
             megabytes=(Path(folder) / WEIGHTS_FILE).stat().st_size / 1e6,
-            groups=_groups(Path(folder)),
+            weights_sha256=weights_hash(folder),
+            groups=groups,
             figures=_figures(Path(folder)),
-            versions=_versions(),
         )
-        return cls(f"---\n{data.to_yaml()}\n---\n\n{text}")
+        card = cls._made(data, CardText.parse(text))
+        card._inherited = frozenset(name for name in inherited(base) if name not in given)
+        return card
+
+    def refreshing(self, *older: str) -> FocusModelCard:
+        """This card, as the new version of older ones of the same adapter.
+
+        Every word and tag that a person wrote is kept: text outside the sections, sections that were changed or
+        removed by hand, metadata of other origin.
+
+        Args:
+            older: whole cards, the oldest first. The text follows the last one that holds a person's words.
+        """
+        text, metadata = CardText.parse(self.text), dict[str, Any]()
+        if older:
+            followed = next((card for card in reversed(older) if own_words(card)), older[-1])
+            text = _text_of(followed).refreshed(text)
+        for card in older:
+            metadata = merge_metadata(metadata, read_metadata(card))
+        new = {k: v for k, v in self.metadata.items() if k not in self._inherited or not metadata.get(k)}
+        return type(self)._made(merge_metadata(metadata, new), text)
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """The metadata as it stands in the file."""
+        return read_metadata(str(self.content))
+
+    @classmethod
+    def _made(cls, metadata: dict[str, Any], text: CardText) -> FocusModelCard:
+        head = yaml.safe_dump(metadata, sort_keys=False, allow_unicode=True, stream=None)
+        return cls(f"---\n{head}---\n\n{text}")
 
 
-def is_ours(card: Path) -> bool:
-    """Whether a card may be written again: there is none, or this package wrote it."""
-    return not card.exists() or GENERATED in card.read_text(encoding="utf-8")
-
-
-def check_hub_id(name: str, what: str) -> str:
-    """A name as the Hub allows it.
-
-    Raises:
-        ValueError: it is a path on this machine, or not a valid name.
-    """
-    is_path = os.path.isabs(name) or name.startswith((".", "~")) or os.path.isdir(name)
+def read_metadata(content: str) -> dict[str, Any]:
+    """The YAML at the start of a card; empty if there is none or it cannot be read."""
+    match = re.match(r"\A---\r?\n(.*?)\r?\n---\s*(?:\r?\n|\Z)", content, re.DOTALL)
     try:
-        validate_repo_id(name)
-    except HFValidationError:
-        is_path = True
-    if is_path or not name:
-        option = "base_model" if what == "base model" else "repo_id"
-        shown = "a folder on this machine" if os.path.isdir(name) else f"{name!r}"
-        raise ValueError(
-            f'The {what} is {shown}, which nobody else can load. Name it as on the Hub: {option}="org/name".'
-        )
-    return name
+        found = yaml.safe_load(match.group(1)) if match else None
+    except yaml.YAMLError:
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
-def _eval_results(results: Results) -> list[EvalResult]:
-    found = []
-    for evaluation in results.evaluations:
-        for row in evaluation.rows:
-            mode = mode_name(row["mode"], row.get("top_k"))
-            found.append(
-                EvalResult(
-                    task_type="text-generation",
-                    dataset_type=evaluation.dataset or "text",
-                    dataset_name=evaluation.data,
-                    dataset_revision=evaluation.revision or None,
-                    metric_type="perplexity",
-                    metric_name=f"perplexity at {evaluation.context_length} tokens, {mode}",
-                    metric_value=float(row["perplexity"]),
-                )
-            )
-    return found
+def _text_of(card: str) -> CardText:
+    return CardText.parse(ModelCard(card, ignore_metadata_errors=True).text)
 
 
-def _groups(folder: Path) -> str | None:
-    """The group report as Markdown, made from the data that lies beside the card."""
+def is_ours(card: str) -> bool:
+    """Whether this package wrote a card, so that it may refresh it."""
+    return _text_of(card).written is not None
+
+
+def own_words(card: str) -> str:
+    """What a person wrote in a card, as far as words go; all of it in a card that this package did not write."""
+    return _text_of(card).own_words
+
+
+def read_card(folder: str | os.PathLike[str]) -> str | None:
+    """The card in a folder, ``None`` if there is none."""
+    path = Path(folder) / CARD
+    return path.read_text(encoding="utf-8") if path.is_file() else None
+
+
+def _render(template: str | os.PathLike[str] | None, **values: Any) -> str:
+    path = template_folder() / _TEMPLATE if template is None else Path(template)
+    environment = SandboxedEnvironment(
+        loader=FileSystemLoader([path.parent, template_folder()]),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters["escape_markdown"] = escape
+    environment.filters["mode"] = _mode_markdown
+    if not path.is_file():
+        raise ValueError(f"{path} does not exist: template is a Jinja file for the card.")
+    return environment.get_template(path.name).render(**values)
+
+
+def _groups(folder: Path) -> tuple[GroupReport | None, str | None]:
+    """The group report and its Markdown, made from the data that lies beside the card."""
     if not (folder / GROUPS_FILE).is_file():
-        return None
-    from ..interpret import GroupReport  # reports are made by what stands above the Hub; their text is needed here
-
+        return None, None
     report = GroupReport.from_json(folder / GROUPS_FILE)
     try:
-        return report.to_markdown()
+        return report, report.to_markdown()
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise AdapterFileError(f"{folder / GROUPS_FILE} cannot be shown ({error!r}); make it again.") from None
 
@@ -177,21 +200,3 @@ def _figures(folder: Path) -> list[str]:
 
 def _mode_markdown(row: dict[str, Any]) -> str:
     return f"**Focus**, `top_k={int(row['top_k'])}`" if row["mode"] == "hard" else mode_name(row["mode"])
-
-
-def _count_parameters(config: FocusConfig) -> int:
-    per_layer = config.group_dim * int(config.hidden_size or 0) + config.num_groups * config.group_dim
-    return per_layer * len(config.layers or [])
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for package in ("focus-hf", "peft", "transformers", "torch"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
-
-
-__all__ = ["CONFIG_FILE", "GENERATED", "FocusModelCard", "check_hub_id", "escape", "is_ours", "template_folder"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -42,13 +43,25 @@ def hub_errors(repo_id: str, endpoint: str) -> Iterator[None]:
     except HfHubHTTPError as error:
         raise HubError(_of_status(error, repo_id, endpoint)) from None
     except (ConnectionError, OSError) as error:
-        if not _is_connection(error):
+        if not is_connection(error):
+            _raise_for_disk(error)
             raise
         raise HubError(f"{endpoint} cannot be reached ({_line(error)}): check the network or HF_ENDPOINT.") from None
     except Exception as error:
-        if not _is_connection(error):
+        if not is_connection(error):
             raise
         raise HubError(f"{endpoint} cannot be reached ({_line(error)}): check the network or HF_ENDPOINT.") from None
+
+
+def _raise_for_disk(error: OSError) -> None:
+    """Say what to do where the machine's own disk is the trouble."""
+    place = f" ({error.filename})" if error.filename else ""
+    if error.errno == errno.ENOSPC:
+        raise HubError(f"No space is left on the disk{place}: free some, or move the cache with HF_HOME.") from None
+    if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+        raise HubError(
+            f"Files cannot be written here{place}: choose another folder, or move the cache with HF_HOME."
+        ) from None
 
 
 def _of_status(error: HfHubHTTPError, repo_id: str, endpoint: str) -> str:
@@ -64,7 +77,7 @@ def _of_status(error: HfHubHTTPError, repo_id: str, endpoint: str) -> str:
     return f"{endpoint} answered {status}: {_line(error)}"
 
 
-def _is_connection(error: Exception) -> bool:
+def is_connection(error: Exception) -> bool:
     """HTTP libraries have their own exception families; their transport errors are known by name."""
     names = {cls.__name__ for cls in type(error).__mro__}
     return bool(names & {"TransportError", "ConnectError", "TimeoutException", "ConnectionError"})

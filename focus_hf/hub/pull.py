@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import os
 import shutil
+import struct
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
-from huggingface_hub import HfApi, hf_hub_download, snapshot_download
+from huggingface_hub import HfApi, ModelInfo, hf_hub_download, hf_hub_url, snapshot_download
+from huggingface_hub.utils import SafetensorsFileMetadata, build_hf_headers, get_session, hf_raise_for_status
 
 from .adapter_files import (
     ADAPTER_FILES,
     CONFIG_FILE,
+    RESULTS_FILE,
     WEIGHTS_FILE,
+    AdapterConfig,
     AdapterFileError,
     check_adapter,
     check_tensors,
     read_config,
     refuse_pickles,
 )
-from .errors import hub_errors
+from .errors import HubError, hub_errors
 
 
 def pull(
@@ -53,20 +58,28 @@ def pull(
     """
     api = HfApi(endpoint=endpoint, token=token, library_name="focus_hf")
     with hub_errors(repo_id, api.endpoint):
-        if not local_files_only:
-            revision = _check_remote(api, repo_id, revision)
-        cached = Path(
-            snapshot_download(
-                repo_id,
-                revision=revision,
-                allow_patterns=list(ADAPTER_FILES),
-                token=token,
-                endpoint=endpoint,
-                local_files_only=local_files_only,
+        for _ in range(_TRIES):
+            commit = None if local_files_only else look_at_remote(api, repo_id, revision).commit
+            cached = Path(
+                snapshot_download(
+                    repo_id,
+                    revision=revision,  # by its name, so that the cache knows the name when it is asked offline
+                    allow_patterns=list(ADAPTER_FILES),
+                    token=token,
+                    endpoint=endpoint,
+                    local_files_only=local_files_only,
+                )
             )
-        )
-    check_adapter(cached)
-    return cached if folder is None else _place(cached, Path(folder))
+            if commit in (None, cached.name):
+                break
+        else:
+            raise HubError(f"{repo_id} changes all the time: pull a commit of it with revision (--revision).")
+        check_adapter(cached)
+        return cached if folder is None else _place(cached, Path(folder))
+
+
+#: How often a pull starts again because the branch moved between the check and the download.
+_TRIES = 3
 
 
 def adapter_folder(adapter: str | os.PathLike[str], *, revision: str | None = None) -> Path:
@@ -93,23 +106,68 @@ def check_writable(adapter: str) -> None:
         raise ValueError(f"--write puts files into the adapter's folder: pull {adapter} into one first.")
 
 
-def _check_remote(api: HfApi, repo_id: str, revision: str | None) -> str:
-    """Check what can be checked without the weights; returns the commit, so that all files come from the same one."""
-    info = api.model_info(repo_id, revision=revision)
-    names, commit = [file.rfilename for file in info.siblings or []], str(info.sha)
+@dataclass(frozen=True)
+class RemoteAdapter:
+    """An adapter on the Hub whose weights have not been downloaded.
+
+    Args:
+        info: what the Hub says of it.
+        commit: that was looked at.
+        config: its configuration.
+        size: of the weights in bytes.
+    """
+
+    info: ModelInfo
+    commit: str
+    config: AdapterConfig
+    size: int
+
+    def folder(self, api: HfApi) -> Path:
+        """The folder in the cache that holds its small files."""
+        names = {file.rfilename for file in self.info.siblings or []} & {CONFIG_FILE, RESULTS_FILE}
+        paths = [_download(api, self.info.id, name, self.commit) for name in sorted(names)]
+        return paths[0].parent
+
+
+def look_at_remote(api: HfApi, repo_id: str, revision: str | None) -> RemoteAdapter:
+    """Check what can be checked without the weights: all later reads should name the commit that comes back.
+
+    Raises:
+        AdapterFileError: it is not a sound Focus adapter.
+    """
+    info = api.model_info(repo_id, revision=revision, files_metadata=True)
+    sizes, commit = {file.rfilename: file.size for file in info.siblings or []}, str(info.sha)
     source = f"{repo_id} on the Hub"
-    if CONFIG_FILE not in names:
+    if CONFIG_FILE not in sizes:
         raise AdapterFileError(f"{source} has no {CONFIG_FILE}: it is not an adapter.")
-    path = hf_hub_download(repo_id, CONFIG_FILE, revision=commit, token=api.token, endpoint=api.endpoint)
-    config = read_config(Path(path).parent)
-    refuse_pickles(names, source)
-    if WEIGHTS_FILE not in names:
+    config = read_config(_download(api, repo_id, CONFIG_FILE, commit).parent)
+    refuse_pickles(list(sizes), source)
+    if WEIGHTS_FILE not in sizes:
         raise AdapterFileError(f"{source} has no {WEIGHTS_FILE}; ask its author to push it again.")
     header = api.parse_safetensors_file_metadata(repo_id, WEIGHTS_FILE, revision=commit)
-    check_tensors(
-        {name: tensor.shape for name, tensor in header.tensors.items()}, config, f"{WEIGHTS_FILE} of {source}"
-    )
-    return commit
+    weights = f"{WEIGHTS_FILE} of {source}"
+    check_tensors({name: tensor.shape for name, tensor in header.tensors.items()}, config, weights)
+    size, described = int(sizes[WEIGHTS_FILE] or 0), _described_size(api, repo_id, commit, header)
+    if size and size != described:
+        raise AdapterFileError(
+            f"{weights} has {size:,} bytes, but its header describes {described:,}: it is cut short or holds "
+            "something else; ask its author to push it again."
+        )
+    return RemoteAdapter(info, commit, config, size)
+
+
+def _described_size(api: HfApi, repo_id: str, commit: str, header: SafetensorsFileMetadata) -> int:
+    """Bytes that a safetensors file should have: the length of its header, the header, the numbers."""
+    url = hf_hub_url(repo_id, WEIGHTS_FILE, revision=commit, endpoint=api.endpoint)
+    headers = {**build_hf_headers(token=api.token), "range": "bytes=0-7"}
+    response = get_session().get(url, headers=headers, follow_redirects=True)
+    hf_raise_for_status(response)
+    (length,) = struct.unpack("<Q", response.content[:8])
+    return 8 + int(length) + max((tensor.data_offsets[1] for tensor in header.tensors.values()), default=0)
+
+
+def _download(api: HfApi, repo_id: str, name: str, commit: str) -> Path:
+    return Path(hf_hub_download(repo_id, name, revision=commit, token=api.token, endpoint=api.endpoint))
 
 
 def _place(cached: Path, folder: Path) -> Path:

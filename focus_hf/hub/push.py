@@ -1,25 +1,60 @@
-"""Push an adapter: checked first, then one commit."""
+"""Push an adapter: checked first, then one commit on top of what was seen, or none."""
 
 from __future__ import annotations
 
-import copy
+import difflib
 import fnmatch
+import json
 import os
 import shutil
 import tempfile
 import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import CommitInfo, CommitOperationAdd, HfApi
-from huggingface_hub.errors import EntryNotFoundError, RepositoryNotFoundError, RevisionNotFoundError
+from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
 
-from .adapter_files import ADAPTER_FILES, check_adapter, save_adapter, write_config
-from .card import FocusModelCard, check_hub_id, is_ours
-from .errors import hub_errors
-from .results import Results, save_results
+from ..files import write_atomically
+from .adapter_files import ADAPTER_FILES, CONFIG_FILE, check_adapter, read_json
+from .base import BaseFacts, base_facts, check_fits
+from .benchmarks import write_benchmark_results
+from .card import CARD, FocusModelCard, is_ours, own_words, read_card, read_metadata
+from .card_metadata import check_hub_id
+from .card_sections import CardText
+from .errors import HubError, hub_errors
+from .results import Results, load_results, save_results
 
-CARD = "README.md"
+#: How often a push starts again because somebody else pushed something that does not concern it.
+_TRIES = 3
+
+
+@dataclass(frozen=True)
+class PushPlan:
+    """What a push would do.
+
+    Args:
+        repo_id: where to.
+        files: everything that would be sent, with its size in bytes.
+        card_changes: difference to the card on the Hub, as `diff -u` shows it; empty if there is none.
+        notes: what a person should know.
+    """
+
+    repo_id: str
+    files: dict[str, int]
+    card_changes: str = ""
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Remote:
+    """A repository as it is now."""
+
+    commit: str | None = None
+    card: str | None = None
+    blobs: Mapping[str, str] = field(default_factory=dict)
 
 
 def push_to_hub(
@@ -36,12 +71,14 @@ def push_to_hub(
     token: str | None = None,
     endpoint: str | None = None,
     dry_run: bool = False,
-    **card_metadata: Any,
-) -> CommitInfo | list[str]:
+    force: bool = False,
+    **card_options: Any,
+) -> CommitInfo | PushPlan:
     """Push a Focus adapter and its card to the Hub.
 
-    Everything is checked before anything is sent, and arrives in one commit. Content that is there already makes no
-    commit. A card that somebody wrote by hand is left alone.
+    Everything is checked before anything is sent, and arrives in one commit on top of the version that was looked at.
+    Content that is there already makes no commit. In a card that is on the Hub already, sections that this package
+    wrote are refreshed and every word that a person wrote stays.
 
     Args:
         model_or_folder: a model with a Focus adapter, or the folder of one.
@@ -51,19 +88,21 @@ def push_to_hub(
         results: measured quality for the card; the folder's ``focus_results.json`` by default.
         private: create a private repository.
         create_pr: open a pull request instead of committing to the branch.
-        revision: branch to commit to.
+        revision: branch to commit to; made from ``main`` if it does not exist.
         commit_message: of the commit.
         token: access token; the one of ``hf auth login`` by default.
         endpoint: address of the Hub; ``HF_ENDPOINT`` by default.
         dry_run: check everything and send nothing.
-        card_metadata: ``license``, ``language``, ``datasets``, see `FocusModelCard.from_adapter`.
+        force: replace a card on the Hub that somebody else wrote, and words in it that the folder's card lacks.
+        card_options: ``license``, ``language``, ``datasets``, ``metadata``, ``template``, see
+            `FocusModelCard.from_adapter`.
 
     Returns:
-        The commit; with ``dry_run`` the files that would be pushed.
+        The commit; with ``dry_run`` what would be pushed.
 
     Raises:
         ValueError: the adapter, a name or the base model is not fit to be shared.
-        HubError: the Hub refused or was not reached.
+        HubError: the Hub refused or was not reached, or somebody has changed the same files meanwhile.
     """
     check_hub_id(repo_id, "repository")
     api = HfApi(endpoint=endpoint, token=token, library_name="focus_hf")
@@ -72,53 +111,156 @@ def push_to_hub(
         if isinstance(model_or_folder, str | os.PathLike):
             _copy_adapter(Path(model_or_folder), folder)
         else:
+            from .save import save_adapter
+
             save_adapter(model_or_folder, folder, adapter_name)
         if results is not None:
             save_results(results, folder)
-        _name_base(folder, base_model)
-        FocusModelCard.from_adapter(folder, repo_id=repo_id, **card_metadata).save(folder / CARD)
-
-        files = _adapter_files(folder)
-        if dry_run:
-            return files
+        base = _name_base(folder, base_model, api)
+        notes: list[str] = []
+        card = FocusModelCard.from_adapter(folder, repo_id=repo_id, base=base, **card_options)
+        written = read_card(folder)
         with hub_errors(repo_id, api.endpoint):
-            if not _card_is_ours(api, repo_id, revision):
-                warnings.warn(f"{repo_id} has a card written by hand; it is left as it is.", stacklevel=2)
-                files.remove(CARD)
-            api.create_repo(repo_id, private=private, exist_ok=True)
-            return api.create_commit(
-                repo_id,
-                [CommitOperationAdd(name, folder / name) for name in files],
-                commit_message=commit_message or "Push Focus adapter",
-                create_pr=create_pr,
-                revision=revision,
-            )
+            write_benchmark_results(load_results(folder), folder, api)
+            before: _Remote | None = None
+            for _ in range(_TRIES):
+                remote = _look(api, repo_id, revision)
+                _stop_if_concerned(before, remote, folder, repo_id)
+                before = remote
+                notes = []
+                merged = _merge_cards(card, written, remote.card, force, notes)
+                notes += _licence(merged, base)
+                write_atomically(folder / CARD, merged.encode())
+                plan = _plan(repo_id, folder, remote, merged, notes)
+                if dry_run:
+                    return plan
+                try:
+                    return _commit(api, plan, folder, remote, revision, private, create_pr, commit_message)
+                except HfHubHTTPError as error:
+                    if error.response is None or error.response.status_code not in (409, 412):
+                        raise
+            raise HubError(f"{repo_id} changes all the time: push again when others have finished.")
 
 
 def _copy_adapter(source: Path, target: Path) -> None:
     """Copy the files that belong to an adapter, after checking all that are there."""
     check_adapter(source)
-    for name in _adapter_files(source):
+    for name in adapter_files(source):
         (target / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source / name, target / name)
 
 
-def _name_base(folder: Path, base_model: str | None) -> None:
-    """Write the base model's Hub id into the configuration: a path on this machine must not leave it."""
-    config = copy.copy(check_adapter(folder))
-    config.base_model_name_or_path = check_hub_id(base_model or config.base_model_name_or_path or "", "base model")
-    write_config(folder, config)
-
-
-def _adapter_files(folder: Path) -> list[str]:
-    names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+def adapter_files(folder: Path) -> list[str]:
+    """Files of a folder that belong to an adapter; no links, which could lead anywhere."""
+    names = [p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file() and not p.is_symlink()]
     return sorted(name for name in names if any(fnmatch.fnmatch(name, pattern) for pattern in ADAPTER_FILES))
 
 
-def _card_is_ours(api: HfApi, repo_id: str, revision: str | None) -> bool:
-    """Whether the card on the Hub may be replaced: there is none, or this package made it."""
+def _name_base(folder: Path, base_model: str | None, api: HfApi) -> BaseFacts | None:
+    """Write the base model's Hub id into the configuration: a path on this machine must not leave it."""
+    config = check_adapter(folder)
+    name = check_hub_id(base_model or config.base_model_name_or_path or "", "base model")
+    base = base_facts(name, api)
+    if base is not None:
+        check_fits(config, base)
+    values = read_json(folder / CONFIG_FILE)
+    if values["base_model_name_or_path"] != name:
+        values["base_model_name_or_path"] = name
+        write_atomically(folder / CONFIG_FILE, (json.dumps(values, indent=2, sort_keys=True)).encode())
+    return base
+
+
+def _licence(card: str, base: BaseFacts | None) -> list[str]:
+    if read_metadata(card).get("license"):
+        return []
+    reason = "the base model's page does not state one" if base else "the base model was not found on the Hub"
+    return [f"The card states no licence: {reason}. Give one with license (--license)."]
+
+
+def _look(api: HfApi, repo_id: str, revision: str | None) -> _Remote:
     try:
-        path = api.hf_hub_download(repo_id, CARD, revision=revision)
-    except (EntryNotFoundError, RepositoryNotFoundError, RevisionNotFoundError):
-        return True
-    return is_ours(Path(path))
+        info = api.model_info(repo_id, revision=revision, files_metadata=True)
+    except RevisionNotFoundError:
+        return _Remote()
+    except RepositoryNotFoundError as error:
+        if type(error) is not RepositoryNotFoundError:  # gated: it is there
+            raise
+        return _Remote()
+    blobs = {file.rfilename: str(file.blob_id) for file in info.siblings or []}
+    card = None
+    if CARD in blobs:
+        card = Path(api.hf_hub_download(repo_id, CARD, revision=info.sha)).read_text(encoding="utf-8")
+    return _Remote(str(info.sha), card, blobs)
+
+
+def _stop_if_concerned(before: _Remote | None, now: _Remote, folder: Path, repo_id: str) -> None:
+    """A push in between is no matter unless it changed a file that we send; cards are merged."""
+    if before is None:
+        return
+    names = before.blobs.keys() | now.blobs.keys()
+    changed = {name for name in names if before.blobs.get(name) != now.blobs.get(name)}
+    if both := sorted(changed & (set(adapter_files(folder)) - {CARD})):
+        raise HubError(f"Somebody pushed {both[0]} to {repo_id} meanwhile: look at the new version, then push again.")
+
+
+def _merge_cards(made: FocusModelCard, written: str | None, remote: str | None, force: bool, notes: list[str]) -> str:
+    """The card to push, from the one made now, the folder's and the Hub's; nobody's words are lost.
+
+    Raises:
+        ValueError: the folder's card and the Hub's both hold words that the other lacks.
+    """
+    remote = None if force else remote
+    older = [card for card in (remote, written) if card is not None]
+    words = {own for card in older if (own := own_words(card))}
+    if len(words) > 1:
+        raise ValueError(
+            "The card on the Hub has words that the folder's README.md lacks, and the other way round: bring them "
+            "together in the folder's and pass force (--force), which replaces the one on the Hub."
+        )
+    by_hand = [card for card in older if not is_ours(card)]
+    if by_hand and words:
+        notes.append("The card was written by hand; it is left as it is (--force replaces it).")
+        return by_hand[-1]
+    merged = made.refreshing(*older)
+    if edited := CardText.parse(merged.text).edited:
+        notes.append(f"Changed by hand and left as they are: sections {', '.join(edited)} of the card.")
+    return str(merged)
+
+
+def _plan(repo_id: str, folder: Path, remote: _Remote, card: str, notes: list[str]) -> PushPlan:
+    names = adapter_files(folder)
+    if remote.card is not None and remote.card == card:
+        names.remove(CARD)
+    lines = difflib.unified_diff(
+        (remote.card or "").splitlines(), card.splitlines(), "card on the Hub", "card to push", lineterm=""
+    )
+    changes = "" if remote.card is None else "\n".join(lines)
+    return PushPlan(repo_id, {name: (folder / name).stat().st_size for name in names}, changes, list(notes))
+
+
+def _commit(
+    api: HfApi,
+    plan: PushPlan,
+    folder: Path,
+    remote: _Remote,
+    revision: str | None,
+    private: bool,
+    create_pr: bool,
+    message: str | None,
+) -> CommitInfo:
+    for note in plan.notes:
+        warnings.warn(note, stacklevel=4)
+    api.create_repo(plan.repo_id, private=private, exist_ok=True)
+    parent = remote.commit
+    if parent is None:
+        if revision is not None:
+            api.create_branch(plan.repo_id, branch=revision, exist_ok=True)
+        parent = api.model_info(plan.repo_id, revision=revision).sha
+    return api.create_commit(
+        plan.repo_id,
+        [CommitOperationAdd(name, folder / name) for name in plan.files],
+        commit_message=message or "Push Focus adapter",
+        create_pr=create_pr,
+        revision=revision,
+        parent_commit=parent,
+    )

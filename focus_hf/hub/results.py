@@ -9,7 +9,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .adapter_files import RESULTS_FILE, AdapterFileError, write_atomically
+from ..files import write_atomically
+from .adapter_files import RESULTS_FILE, AdapterFileError
 
 SCHEMA = 1
 
@@ -33,6 +34,7 @@ class Evaluation:
         tokens: predicted tokens.
         revision: of the text: a data set's commit or a hash.
         dataset: Hub id of the data set, if it is one.
+        source: how the text is read again, see `focus_hf.texts.read_again`.
 
     Raises:
         ValueError: a figure is not finite.
@@ -45,6 +47,7 @@ class Evaluation:
     tokens: int | None = None
     revision: str = ""
     dataset: str | None = None
+    source: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for row in self.rows:
@@ -61,6 +64,11 @@ class Evaluation:
         """Perplexity of one row, ``None`` where it was not measured."""
         return next((r["perplexity"] for r in self.rows if r["mode"] == mode and r.get("top_k") == top_k), None)
 
+    def change(self, top_k: int) -> float | None:
+        """Perplexity of Focus over dense attention's, less one; ``None`` where one of them was not measured."""
+        dense, focus = self.perplexity("dense"), self.perplexity("hard", top_k)
+        return None if dense is None or focus is None else focus / dense - 1
+
 
 @dataclass
 class Results:
@@ -70,7 +78,10 @@ class Results:
         evaluations: perplexities; the first is the one that stands on top of the card.
         retrieval: rows of the long-range probe, see `focus_hf.evaluate.RetrievalRow`.
         benchmarks: rows of lm-evaluation-harness, dense against Focus: ``task``, ``metric``, ``dense``, ``focus``,
-            ``stderr``.
+            ``stderr``, ``dataset``.
+        speed: rows of the benchmark, dense against Focus: ``what``, ``length``, ``num_groups``, ``top_k``,
+            ``dense_ms``, ``focus_ms``, ``measured_with``.
+        weights_sha256: of the adapter that was measured.
         largest_group: share of tokens held by the largest group of any layer, after calibration.
         measured_with: versions, machine and date.
         training: hyper-parameters of the training run, its data, time and hardware.
@@ -80,6 +91,8 @@ class Results:
     evaluations: list[Evaluation] = field(default_factory=list)
     retrieval: list[dict[str, Any]] = field(default_factory=list)
     benchmarks: list[dict[str, Any]] = field(default_factory=list)
+    speed: list[dict[str, Any]] = field(default_factory=list)
+    weights_sha256: str = ""
     largest_group: float | None = None
     measured_with: dict[str, str] = field(default_factory=dict)
     training: dict[str, Any] = field(default_factory=dict)

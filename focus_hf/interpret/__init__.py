@@ -1,8 +1,8 @@
 """What each group of tokens means, measured, with evidence. Needs the extra ``focus-hf[interpret]``."""
 
+from ..hub.group_report import GroupFacts, GroupReport, LayerFacts
 from .agreement import Agreement, agreement
 from .match import LayerMatch, Match, match_adapters, match_groups
-from .report import GroupFacts, GroupReport, LayerFacts
 from .run import group_report
 from .treebank import Treebank, read_treebank
 

@@ -15,12 +15,12 @@ from rich.text import Text
 from ..evaluate import load_adapted
 from ..files import write_atomically
 from ..hub import check_writable
-from ..hub.adapter_files import GROUPS_FILE
+from ..hub.adapter_files import GROUPS_FILE, weights_hash
+from ..hub.group_report import GroupReport
 from ..machine import check_device, require
-from ..texts import TextSource
+from ..texts import TextSource, hash_of
 from .figures import save_plots, short_name
 from .match import SAME, LayerMatch, match_adapters
-from .report import GroupReport
 from .run import group_report
 from .treebank import Treebank, read_treebank
 
@@ -71,7 +71,8 @@ def run_groups(
         check_writable(adapter)
     source: Treebank | list[str]
     if treebanks:
-        source, name, revision_of_text = read_treebank(*treebanks), ", ".join(Path(t).name for t in treebanks), ""
+        source, name = read_treebank(*treebanks), ", ".join(Path(file).name for file in treebanks)
+        revision_of_text = hash_of(treebanks)
         for problem in source.skipped[:5]:
             progress.console.print(f"left out: {problem}", markup=False, highlight=False)
         if len(source.skipped) > 5:
@@ -96,6 +97,7 @@ def run_groups(
     if plots is not None:
         save_plots(report, plots)
     if write:
+        report.weights_sha256 = weights_hash(folder)
         report.to_json(folder / GROUPS_FILE)
         save_plots(report, folder / "figures")
     return report

@@ -12,11 +12,11 @@ import numpy as np
 from torch import nn
 
 from ..adapter import focus_layers
+from ..hub.group_report import GroupFacts, GroupReport, LayerFacts
 from ..machine import measured_with
 from .agreement import agreement, category_label, contextual_share, lookup_table, random_table
 from .collect import Collected, LayerCounts, Window, collect
 from .distance import DistantAttention, distant_attention
-from .report import GroupFacts, GroupReport, LayerFacts
 from .tokens import PROFILE, display, profile, raw_tokens, token_texts
 from .treebank import Treebank, read_treebank
 from .windows import Gold, text_windows, treebank_windows

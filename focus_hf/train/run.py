@@ -9,7 +9,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,14 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, TrainerCallback, set_seed
 
 from ..evaluate import EvaluationPlan, QualityRow, TokenText, evaluate, perplexity, quality_figure
+from ..evaluate.sample import take_sample
 from ..files import write_atomically
-from ..hub import FocusModelCard, Results, save_adapter, save_results
-from ..hub.adapter_files import CONFIG_FILE, GROUPS_FILE, WEIGHTS_FILE
-from ..hub.card import check_hub_id, is_ours
+from ..hub import FocusModelCard, Results, save_results
+from ..hub.adapter_files import CONFIG_FILE, GROUPS_FILE, WEIGHTS_FILE, weights_hash
+from ..hub.base import commit_of
+from ..hub.card import CARD, is_ours, read_card
+from ..hub.card_metadata import check_hub_id
+from ..hub.save import save_adapter
 from ..texts import Texts, TextSource, cut
 from .calibration import calibrate
 from .checkpoints import last_checkpoint, load_base_weights, save_base
@@ -84,7 +88,8 @@ def train(
     set_seed(recipe.seed)
     say("reading text")
     training, held_out = _texts(recipe)
-    model, tokenizer = _load(recipe)
+    commit, tokenizer_commit = commit_of(recipe.model), commit_of(recipe.tokenizer or recipe.model)
+    model, tokenizer = _load(recipe, commit, tokenizer_commit)
     check_length(recipe.seq_len, model.config)
     windows = _windows(training, tokenizer, recipe, recipe.stride)
     validation = _windows(held_out, tokenizer, recipe, None)[: recipe.eval_windows]
@@ -93,7 +98,10 @@ def train(
     if not recipe.from_scratch:
         _check_tokenizer(model, windows)
 
-    model = get_peft_model(model, recipe.focus_config())
+    config = recipe.focus_config()
+    config.revision = commit if recipe.weights == "frozen" else None
+    config.tokenizer_revision = tokenizer_commit if recipe.weights == "frozen" else None
+    model = get_peft_model(model, config)
     if recipe.weights == "trained":
         _unfreeze_base(model)
     trainer, monitor = make_trainer(model, recipe, windows, validation, callbacks)
@@ -126,6 +134,9 @@ def train(
         folder = save_adapter(model, out, write=main)
         if main:
             _save(model, recipe, results, log, folder)
+        recorded = take_sample(model, validation[0])
+        if main:
+            replace(recorded, weights_sha256=weights_hash(folder)).save(folder)
     trainer.accelerator.wait_for_everyone()
     return TrainResult(folder, results, log)
 
@@ -159,12 +170,12 @@ def _characters_needed(recipe: TrainRecipe) -> int:
     return int(_CHARACTERS_PER_TOKEN * (tokens + recipe.seq_len) / (1 - recipe.eval_share))
 
 
-def _load(recipe: TrainRecipe) -> tuple[Any, Any]:
-    tokenizer = AutoTokenizer.from_pretrained(recipe.tokenizer or recipe.model)
+def _load(recipe: TrainRecipe, commit: str | None, tokenizer_commit: str | None) -> tuple[Any, Any]:
+    tokenizer = AutoTokenizer.from_pretrained(recipe.tokenizer or recipe.model, revision=tokenizer_commit)
     if recipe.from_scratch:
-        return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(recipe.model)), tokenizer
+        return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(recipe.model, revision=commit)), tokenizer
     dtype = torch.float32 if recipe.weights == "trained" else "auto"  # bf16 weights are too coarse to be trained
-    return AutoModelForCausalLM.from_pretrained(recipe.model, dtype=dtype), tokenizer
+    return AutoModelForCausalLM.from_pretrained(recipe.model, revision=commit, dtype=dtype), tokenizer
 
 
 def _windows(text: Texts, tokenizer: Any, recipe: TrainRecipe, stride: int | None) -> Tensor:
@@ -215,7 +226,7 @@ def _measure(model: nn.Module, validation: Tensor, held_out: Texts, recipe: Trai
     modes = ["dense", "local", "hard"] if recipe.gate == "hard" else ["dense", "local", "soft", "hard"]
     top_ks = sorted({recipe.top_k, min(recipe.top_k + 1, recipe.num_groups)})
     plan = EvaluationPlan([recipe.seq_len], modes, top_ks, batch_size=recipe.batch_size)
-    text = TokenText(validation.reshape(-1), held_out.name, held_out.revision, held_out.dataset)
+    text = TokenText.of(held_out, validation.reshape(-1))
     return evaluate(model, [text], plan)
 
 
@@ -223,7 +234,8 @@ def _facts(recipe: TrainRecipe, training: Texts, windows: int, trainer: Any, sec
     """What a card says about the training."""
     facts = {
         "data": training.name,
-        "data revision": training.revision or "unknown",
+        "data revision": training.revision,
+        "source": training.source,
         "windows": f"{windows:,} of {recipe.seq_len} tokens",
         "optimizer steps": trainer.state.global_step,
         "windows per step": recipe.batch_size * recipe.gradient_accumulation_steps * trainer.args.world_size,
@@ -234,6 +246,9 @@ def _facts(recipe: TrainRecipe, training: Texts, windows: int, trainer: Any, sec
         "seed": recipe.seed,
         "processes": trainer.args.world_size,
         "seconds": round(seconds),
+        "window": recipe.seq_len,
+        "stride": recipe.stride or recipe.seq_len,
+        "calibration windows": recipe.calibration_windows,
     }
     if recipe.temperature_start is not None:
         facts["temperature"] = f"{recipe.temperature_start:g} to {recipe.temperature:g}"
@@ -244,6 +259,7 @@ def _save(model: Any, recipe: TrainRecipe, results: Results, log: list[dict[str,
     for stale in (folder / GROUPS_FILE, *(folder / "figures").glob("groups-*.png")):
         stale.unlink(missing_ok=True)  # they are about the adapter that was here before
     write_atomically(folder / LOG_FILE, (json.dumps(_finite(log), indent=1) + "\n").encode())
+    results.weights_sha256 = weights_hash(folder)
     save_results(results, folder)
     rows = [QualityRow(**row) for row in results.evaluations[0].rows]
     with contextlib.suppress(ModuleNotFoundError):  # a card without a picture is still a card
@@ -256,10 +272,12 @@ def _save(model: Any, recipe: TrainRecipe, results: Results, log: list[dict[str,
         check_hub_id(base, "base model")
     except ValueError:
         return  # the card is written when the adapter is pushed and its base model has a name
-    if not is_ours(folder / "README.md"):
-        return
     card = FocusModelCard.from_adapter(folder, repo_id=f"your-name/{folder.resolve().name}", base_model=base)
-    write_atomically(folder / "README.md", f"{card}\n".encode())
+    if (old := read_card(folder)) is not None:
+        if not is_ours(old):
+            return
+        card = card.refreshing(old)
+    write_atomically(folder / CARD, str(card).encode())
 
 
 def _point_to_base(folder: Path) -> None:

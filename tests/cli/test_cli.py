@@ -8,19 +8,20 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from focus_hf.cli import app
-from focus_hf.hub import save_adapter
+from focus_hf.cli import app, load_commands
+from focus_hf.hub.save import save_adapter
 from focus_hf.hub.server import LocalHub
 from tests.families import focus_model, httpx
 
 
 def focus_hf(*arguments, timeout=240, **environment):
     return subprocess.run(
-        [sys.executable, "-m", "focus_hf.cli", *map(str, arguments)],
+        [Path(sys.executable).with_name("focus-hf"), *map(str, arguments)],
         env={**os.environ, "COLUMNS": "200", **environment},
         capture_output=True,
         text=True,
@@ -39,10 +40,10 @@ def adapter(tmp_path_factory):
 def test_every_command_has_help_with_an_example():
     listed = focus_hf("--help")
     assert listed.returncode == 0
+    load_commands([])
     commands = [command.name or command.callback.__name__ for command in app.registered_commands]
-    assert {"train", "eval", "compare", "groups", "card", "push", "pull", "bench", "info", "demo", "hub"} == set(
-        commands
-    )
+    expected = "train eval compare groups explore card push pull search verify info bench demo hub"
+    assert set(expected.split()) == set(commands)
     for command in commands:
         assert command in listed.stdout
         shown = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200"})

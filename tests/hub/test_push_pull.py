@@ -21,9 +21,9 @@ from focus_hf.hub import (
     Results,
     check_adapter,
     load_results,
-    save_adapter,
     save_results,
 )
+from focus_hf.hub.save import save_adapter
 from focus_hf.hub.server import LocalHub
 from tests.families import FAMILIES, base_model, focus_model, logits, token_ids
 
@@ -102,7 +102,10 @@ def test_pushing_the_same_again_makes_no_commit(hub, adapter, name):
 
 
 def test_dry_run_sends_nothing(hub, adapter, name):
-    assert push(hub, adapter, name, dry_run=True) == ["README.md", "adapter_config.json", "adapter_model.safetensors"]
+    plan = push(hub, adapter, name, dry_run=True)
+    assert list(plan.files) == ["README.md", "adapter_config.json", "adapter_model.safetensors"]
+    assert plan.files["adapter_model.safetensors"] == (adapter / "adapter_model.safetensors").stat().st_size
+    assert plan.card_changes == "" and "states no licence" in plan.notes[0]
     assert not HfApi(endpoint=hub.endpoint).repo_exists(name)
 
 
@@ -336,4 +339,4 @@ def test_hostile_text_stays_text(adapter):
     assert "49" not in text.split("## Quality")[1].split("dense")[0]
     assert "pwned" not in data["tags"] and data["license"] == HOSTILE
     rows = [line for line in text.splitlines() if "script" in line and line.startswith("|")]
-    assert len(rows) == 2 and [line.count("|") for line in rows] == [6, 3]
+    assert sorted(line.count("|") for line in rows) == [3, 3, 3, 6]

@@ -17,7 +17,8 @@ import focus_hf
 from focus_hf import FocusConfig, GroupReport, group_report
 from focus_hf.adapter import focus_layers, observe_attention, observe_routing
 from focus_hf.attention import Pattern, attended_pairs
-from focus_hf.hub import AdapterFileError, save_adapter
+from focus_hf.hub import AdapterFileError
+from focus_hf.hub.save import save_adapter
 from focus_hf.interpret.collect import Window
 from focus_hf.interpret.distance import distant_attention
 from focus_hf.interpret.figures import save_plots, strip_figure
@@ -329,7 +330,7 @@ def test_the_card_shows_the_report(parts, tiny, tmp_path):
     assert "## What the groups mean" in card and report.to_markdown().strip() in card
     assert "<script" not in card and "\u202e" not in card
     files = focus_hf.push_to_hub(folder, "me/focus", dry_run=True)
-    assert "focus_groups.json" in files
+    assert "focus_groups.json" in files.files
     broken = json.loads(report.to_json())
     del broken["text"]["tokens"]
     (folder / "focus_groups.json").write_text(json.dumps(broken))

@@ -7,7 +7,8 @@ import torch
 from peft import get_peft_model
 
 import focus_hf
-from focus_hf.adapter import focus_layers, routing_mode
+from focus_hf import routing
+from focus_hf.adapter import focus_layers, observe_routing, routing_mode
 from focus_hf.train import calibrate, train_centroids
 from tests.families import base_model, focus_config, focus_model, logits, token_ids
 
@@ -84,7 +85,7 @@ def test_the_same_seed_gives_the_same_adapter(tmp_path):
     assert torch.equal(*results)
 
 
-def test_running_balance_follows_the_batches_once_per_step():
+def test_balance_follows_the_batches_once_per_step():
     torch.manual_seed(0)
     model = get_peft_model(base_model("llama"), focus_config()).train()
     layer = focus_layers(model)[0]
@@ -94,8 +95,11 @@ def test_running_balance_follows_the_batches_once_per_step():
     loss.backward()
     first = layer.focus_balance["default"].clone()
     assert first.any() and abs(first.mean().item()) < 1e-5
-    model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
-    torch.testing.assert_close(layer.focus_balance["default"].data, first, rtol=1e-3, atol=1e-4)  # same batch
+    seen = {}
+    with observe_routing(model, lambda layer, scores, memberships: seen.update({layer.name: scores})):
+        model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
+    expected = first + routing.balance_step(seen[layer.name], first, layer.routing_config.top_k)
+    torch.testing.assert_close(layer.focus_balance["default"].data, expected)
 
 
 def test_calibrate_needs_batches():

@@ -1,7 +1,7 @@
 """A Hugging Face Hub on this machine, for demos and tests: no account, no network.
 
-The real `huggingface_hub` client talks to it through ``HF_ENDPOINT`` or ``HfApi(endpoint=...)``. Repositories are real
-bare git repositories. It needs the extra ``focus-hf[hub]``.
+The real `huggingface_hub` client talks to it through ``HF_ENDPOINT`` or ``HfApi(endpoint=...)``, a browser through its
+pages. Repositories are real bare git repositories. It needs the extra ``focus-hf[hub]``.
 
 What it does not have is Xet storage. Files up to 64 MB are committed directly, so every client works as it is; for
 larger ones set ``HF_HUB_DISABLE_XET=1`` before starting Python, and they go through Git LFS.
@@ -9,5 +9,6 @@ larger ones set ``HF_HUB_DISABLE_XET=1`` before starting Python, and they go thr
 
 from .app import LFS_THRESHOLD, create_app
 from .run import LocalHub, serve
+from .users import User
 
-__all__ = ["LFS_THRESHOLD", "LocalHub", "create_app", "serve"]
+__all__ = ["LFS_THRESHOLD", "LocalHub", "User", "create_app", "serve"]

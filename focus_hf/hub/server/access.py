@@ -1,16 +1,25 @@
-"""Who asks, and what they may see."""
+"""Who asks, and what they may see and do.
+
+Private repositories do not exist for others: they get the answer that they would get for a name nobody has taken.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import secrets
+from dataclasses import dataclass, field
 
 from starlette.requests import Request
 
 from .errors import HubAnswer
-from .storage import Repository, Storage
+from .repository import Repository
+from .storage import Storage
+from .users import User
 
 #: URL segment and storage folder of each repository type.
 KINDS = ("models", "datasets", "spaces")
+
+#: Whom every token stands for where no users are known.
+EVERYBODY = User("demo")
 
 
 @dataclass(frozen=True)
@@ -19,51 +28,141 @@ class Hub:
 
     Args:
         storage: the repositories.
-        users: user name by token; ``None`` accepts any token, as user "demo".
+        users: user by token; ``None`` accepts any token, as user "demo" who may do everything.
         lfs_threshold: files larger than this many bytes go through LFS instead of the commit itself.
+        secret: signs upload addresses.
     """
 
     storage: Storage
-    users: dict[str, str] | None
+    users: dict[str, User] | None
     lfs_threshold: int
+    secret: bytes = field(default_factory=lambda: secrets.token_bytes(32))
+
+    def owns(self, user: User | None, repo_id: str) -> bool:
+        """Whether a user's own tokens may read and write everything in a repository."""
+        if user is None:
+            return False
+        return self.users is None or repo_id.split("/")[0] in user.namespaces
 
 
 def hub(request: Request) -> Hub:
     return request.app.state.hub
 
 
-def user(request: Request) -> str | None:
+def visitor(request: Request) -> User | None:
     """The user a request comes from, ``None`` if it carries no token.
 
     Raises:
-        HubAnswer: 401 for a token that is not known.
+        HubAnswer: 401 for a token that is not known, or no longer.
     """
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not token:
         return None
     users = hub(request).users
     if users is None:
-        return "demo"
-    if token not in users:
-        raise HubAnswer(401, "Invalid user token.")
-    return users[token]
+        return EVERYBODY
+    user = users.get(token)
+    if user is None:
+        raise HubAnswer(401, "Invalid credentials in Authorization header")
+    if user.expired:
+        raise HubAnswer(401, f'User Access Token of "{user.name}" is expired')
+    return user
 
 
-def writer(request: Request) -> str:
-    """Like `user`, but a token is required."""
-    name = user(request)
-    if name is None:
-        raise HubAnswer(401, "Invalid username or password: writing needs a token.")
-    return name
+def writer(request: Request) -> User:
+    """Like `visitor`, but a token is required that may write."""
+    user = visitor(request)
+    if user is None:
+        raise HubAnswer(401, "Invalid username or password.")
+    if user.role != "write":
+        raise HubAnswer(403, "Forbidden: you must use a write token to upload to a repository.")
+    return user
 
 
-def repository(request: Request) -> tuple[str, str, Repository]:
-    """Kind, id and repository that a URL names; private ones do not exist for strangers."""
-    kind = request.path_params.get("kind", "models")
-    if kind not in KINDS:
+@dataclass(frozen=True)
+class Target:
+    """The repository that a request is about, and who asks."""
+
+    kind: str
+    repo_id: str
+    repository: Repository
+    user: User | None
+    owned: bool
+
+    @property
+    def path(self) -> str:
+        """Of the repository's page."""
+        return f"/{self.repo_id}" if self.kind == "models" else f"/{self.kind}/{self.repo_id}"
+
+    def check_write(self, message: str | None = None) -> None:
+        if not self.owned:
+            raise HubAnswer(403, message or f"Forbidden: you don't have write access to {self.repo_id}.")
+
+    def check_files(self) -> None:
+        """Refuse the files of a gated repository to who has no access to them."""
+        meta = self.repository.meta()
+        if not meta["gated"] or self.owned:
+            return
+        subject = f"{self.kind.rstrip('s')} {self.repo_id}"
+        if self.user is None:
+            raise HubAnswer(
+                401,
+                f"Access to {subject} is restricted. You must have access to it and be authenticated to access it. "
+                "Please log in.",
+                code="GatedRepo",
+            )
+        status = meta["access"].get(self.user.name, {}).get("status")
+        if status == "accepted":
+            return
+        if status == "pending":
+            reason = f"Your request to access {subject} is awaiting a review from the repo authors."
+        elif status == "rejected":
+            reason = f"Your request to access {subject} has been rejected by the repo's authors."
+        else:
+            reason = (
+                f"Access to {subject} is restricted and you are not in the authorized list. Ask for it on its page."
+            )
+        raise HubAnswer(403, reason, code="GatedRepo")
+
+
+def kind_of(request: Request) -> str:
+    """Type of repository that a URL names; pages and downloads of models have no prefix."""
+    kind = request.path_params.get("kind") or request.url.path.split("/")[1]
+    if kind in KINDS:
+        return kind
+    if "kind" in request.path_params:
         raise HubAnswer(404, "Not found")
+    return "models"
+
+
+def target(request: Request) -> Target:
+    """The repository that a URL names, if the visitor may see it."""
     repo_id = f"{request.path_params['namespace']}/{request.path_params['name']}"
-    found = hub(request).storage.get(kind, repo_id)
-    if hub(request).storage.meta(kind, repo_id)["private"] and user(request) is None:
-        raise HubAnswer(401, "Repository not found", code="RepoNotFound")
-    return kind, repo_id, found
+    return find(request, kind_of(request), repo_id, visitor(request))
+
+
+def find(request: Request, kind: str, repo_id: str, user: User | None) -> Target:
+    """A repository, if a user may see it."""
+    here = hub(request)
+    try:
+        found = here.storage.find(kind, repo_id)
+    except HubAnswer:  # a name that none can have
+        found = None
+    owned = here.owns(user, repo_id)
+    if found is None or (not owned and found.meta()["private"]):
+        if user is None:
+            raise HubAnswer(401, "Invalid username or password.", code="RepoNotFound")
+        raise HubAnswer(404, "Repository not found", code="RepoNotFound")
+    return Target(kind, repo_id, found, user, owned)
+
+
+def writable(request: Request, message: str | None = None) -> tuple[Target, User]:
+    """Like `target`, but only who may write gets it.
+
+    Args:
+        request: the request.
+        message: what to say to those who may only read.
+    """
+    user, found = writer(request), target(request)
+    found.check_write(message)
+    return found, user

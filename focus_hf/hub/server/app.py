@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from urllib.parse import unquote
 
 from starlette.applications import Starlette
 from starlette.convertors import Convertor, register_url_convertor
-from starlette.requests import Request
-from starlette.responses import Response
+from starlette.datastructures import MutableHeaders
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from . import routes_commits as commits
+from . import routes_discussions as discussions
 from . import routes_files as files
+from . import routes_gate as gate
+from . import routes_lfs as lfs
+from . import routes_pages as pages
 from . import routes_repos as repos
+from . import routes_trees as trees
 from .access import Hub
-from .errors import HubAnswer, answer
+from .errors import HubAnswer, answer, gone
+from .locks import Gone
 from .storage import Storage
+from .users import User, users_by_token
 
 _ENCODED_SLASH = "\x1f"
 
@@ -37,7 +44,7 @@ class ReferenceConvertor(Convertor[str]):
 class FileConvertor(ReferenceConvertor):
     """The rest of a URL: a path inside a repository."""
 
-    regex = ".+"
+    regex = "(?s:.+)"
 
 
 register_url_convertor("reference", ReferenceConvertor())
@@ -49,68 +56,98 @@ LFS_THRESHOLD = 64 * 1024 * 1024
 
 
 def create_app(
-    root: str | os.PathLike[str], *, users: dict[str, str] | None = None, lfs_threshold: int = LFS_THRESHOLD
+    root: str | os.PathLike[str],
+    *,
+    users: Mapping[str, str | User] | None = None,
+    lfs_threshold: int = LFS_THRESHOLD,
 ) -> Starlette:
     """A Hugging Face Hub for this machine.
 
+    Private repositories are shown only to requests with a token of somebody they belong to. A browser sends none, so
+    their pages are not found there, even where any token would do.
+
     Args:
         root: folder that holds the repositories.
-        users: user name by token; by default any token is accepted, as user "demo".
+        users: who may use it, by token; a plain name is a user who may read and write her own namespace. By default
+            any token is accepted, as user "demo" who may do everything.
         lfs_threshold: files larger than this many bytes go through Git LFS.
     """
-    api = "/api/{kind}/{namespace}/{name}"
-    routes = [
-        Route("/api/whoami-v2", repos.whoami),
-        Route("/api/validate-yaml", repos.validate_yaml, methods=["POST"]),
-        Route("/api/repos/create", repos.create_repo, methods=["POST"]),
-        Route("/api/repos/delete", repos.delete_repo, methods=["DELETE"]),
-        Route("/api/{kind}", repos.list_repos),
-        Route(api, repos.info),
-        Route(f"{api}/settings", repos.settings, methods=["PUT"]),
-        Route(f"{api}/revision/{{revision:reference}}", repos.info),
-        Route(f"{api}/tree/{{revision:reference}}", repos.tree),
-        Route(f"{api}/tree/{{revision:reference}}/{{path:file}}", repos.tree),
-        Route(f"{api}/paths-info/{{revision:reference}}", repos.paths_info, methods=["POST"]),
-        Route(f"{api}/commits/{{revision:reference}}", repos.commits),
-        Route(f"{api}/refs", repos.refs),
-        Route(f"{api}/branch/{{ref:reference}}", repos.branch, methods=["POST", "DELETE"]),
-        Route(f"{api}/tag/{{ref:reference}}", repos.tag, methods=["POST", "DELETE"]),
-        Route(f"{api}/preupload/{{revision:reference}}", commits.preupload, methods=["POST"]),
-        Route(f"{api}/xet-write-token/{{revision:reference}}", commits.xet_token),
-        Route(f"{api}/commit/{{revision:reference}}", commits.commit, methods=["POST"]),
-        Route(f"{api}/discussions", commits.discussions, methods=["GET", "POST"]),
-        Route(f"{api}/discussions/{{number:int}}", commits.discussion),
-        Route(f"{api}/discussions/{{number:int}}/merge", commits.merge, methods=["POST"]),
-        Route("/lfs/{oid}", commits.lfs_upload, methods=["PUT"]),
-    ]
-    for prefix in ("", "/datasets", "/spaces"):
-        git = f"{prefix}/{{namespace}}/{{name}}"
-        routes += [
-            Route(f"{git}.git/info/lfs/objects/batch", commits.lfs_batch, methods=["POST"]),
-            Route(f"{git}.git/info/lfs/verify", commits.lfs_verify, methods=["POST"]),
-            Route(f"{git}/resolve/{{revision:reference}}/{{path:file}}", _of_kind(prefix, files.resolve)),
-        ]
-    app = Starlette(routes=routes, exception_handlers={HubAnswer: answer})
-    app.state.hub = Hub(Storage(root), users, lfs_threshold)
+    app = Starlette(routes=[*_api_routes(), *_routes()], exception_handlers={HubAnswer: answer, Gone: gone})
+    app.state.hub = Hub(Storage(root), users_by_token(users), lfs_threshold)
     app.add_middleware(EncodedSlashes)
+    app.add_middleware(NoSniffing)
     return app
 
 
-def _of_kind(prefix: str, handler):  # type: ignore[no-untyped-def]
-    """The same handler for models and, under their prefix, data sets and spaces."""
+def _api_routes() -> list[Route]:
+    api, delete, post, put = "/api/{kind}/{namespace}/{name}", ["DELETE"], ["POST"], ["PUT"]
+    both = [*post, *delete]
+    talk = f"{api}/discussions"
+    ask = f"{api}/user-access-request"
+    return [
+        Route("/api/whoami-v2", repos.whoami),
+        Route("/api/validate-yaml", repos.validate_yaml, methods=post),
+        Route("/api/repos/create", repos.create_repo, methods=post),
+        Route("/api/repos/delete", repos.delete_repo, methods=delete),
+        Route("/api/users/{user}/likes", repos.liked),
+        Route("/api/{kind}", repos.list_repos),
+        Route(api, repos.info),
+        Route(f"{api}/settings", repos.settings, methods=put),
+        Route(f"{api}/auth-check", repos.auth_check),
+        Route(f"{api}/auth-check/{{write}}", repos.auth_check),
+        Route(f"{api}/like", repos.like, methods=both),
+        Route(f"{api}/likers", repos.likers),
+        Route(f"{api}/revision/{{revision:reference}}", repos.info),
+        Route(f"{api}/tree/{{revision:reference}}", trees.tree),
+        Route(f"{api}/tree/{{revision:reference}}/{{path:file}}", trees.tree),
+        Route(f"{api}/paths-info/{{revision:reference}}", trees.paths_info, methods=post),
+        Route(f"{api}/commits/{{revision:reference}}", trees.commits),
+        Route(f"{api}/refs", trees.refs),
+        Route(f"{api}/branch/{{ref:reference}}", trees.branch, methods=both),
+        Route(f"{api}/tag/{{ref:reference}}", trees.tag, methods=both),
+        Route(f"{api}/preupload/{{revision:reference}}", commits.preupload, methods=post),
+        Route(f"{api}/xet-write-token/{{revision:reference}}", commits.xet_token),
+        Route(f"{api}/commit/{{revision:reference}}", commits.commit, methods=post),
+        Route(f"{ask}/handle", gate.handle_access, methods=post),
+        Route(f"{ask}/grant", gate.grant_access, methods=post),
+        Route(f"{ask}/{{status}}", gate.access_requests),
+        Route(talk, discussions.list_discussions),
+        Route(talk, discussions.open_discussion, methods=post),
+        Route(f"{talk}/{{number:int}}", discussions.discussion),
+        Route(f"{talk}/{{number:int}}/comment", discussions.comment, methods=post),
+        Route(f"{talk}/{{number:int}}/comment/{{comment}}/{{action}}", discussions.change_comment, methods=post),
+        Route(f"{talk}/{{number:int}}/title", discussions.rename, methods=post),
+        Route(f"{talk}/{{number:int}}/status", discussions.change_status, methods=post),
+        Route(f"{talk}/{{number:int}}/merge", discussions.merge, methods=post),
+        Route("/lfs/{oid}", lfs.lfs_upload, methods=put),
+    ]
 
-    def handle(request: Request) -> Response:
-        if prefix:
-            request.path_params["kind"] = prefix.strip("/")
-        return handler(request)
 
-    return handle
+def _routes() -> list[Route]:
+    routes = [Route("/", pages.index)]
+    for prefix in ("/datasets", "/spaces", ""):
+        git = f"{prefix}/{{namespace}}/{{name}}"
+        routes += [
+            Route(f"{git}.git/info/lfs/objects/batch", lfs.lfs_batch, methods=["POST"]),
+            Route(f"{git}.git/info/lfs/verify", lfs.lfs_verify, methods=["POST"]),
+            Route(f"{git}/resolve/{{revision:reference}}/{{path:file}}", files.resolve),
+            Route(f"{git}/ask-access", gate.ask_access, methods=["POST"]),
+            Route(git, pages.card),
+            Route(f"{git}/tree/{{revision:reference}}", pages.tree),
+            Route(f"{git}/tree/{{revision:reference}}/{{path:file}}", pages.tree),
+            Route(f"{git}/blob/{{revision:reference}}/{{path:file}}", pages.blob),
+            Route(f"{git}/commits/{{revision:reference}}", pages.commits),
+            Route(f"{git}/commit/{{revision:reference}}", pages.commit),
+            Route(f"{git}/discussions", pages.discussions),
+            Route(f"{git}/discussions/{{number:int}}", pages.discussion),
+        ]
+    return routes
 
 
 class EncodedSlashes:
     """Keeps ``%2F`` inside a revision (``refs%2Fpr%2F1``) from splitting the path.
 
-    While routes are matched it is a control character, which the convertors below turn back into a slash.
+    While routes are matched it is a control character, which the convertors above turn back into a slash.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -119,6 +156,23 @@ class EncodedSlashes:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         raw = scope.get("raw_path", b"")
         if scope["type"] == "http" and b"%2f" in raw.lower():
-            path = raw.decode("ascii").replace("%2F", "%1F").replace("%2f", "%1F")
+            path = raw.decode("latin-1").replace("%2F", "%1F").replace("%2f", "%1F")
             scope = {**scope, "path": unquote(path)}
         await self.app(scope, receive, send)
+
+
+class NoSniffing:
+    """Tells browsers to take every answer for what it says it is, not for what it looks like."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_safely(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers["X-Content-Type-Options"] = "nosniff"
+                headers["Referrer-Policy"] = "no-referrer"
+            await send(message)
+
+        await self.app(scope, receive, send_safely)

@@ -2,37 +2,75 @@
 
 from __future__ import annotations
 
+import math
 import re
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from typing import Any
 
 import yaml
 
-from .access import Hub
-from .storage import Entry, Repository
+from .repository import Entry, Repository
 
-_FRONT_MATTER = re.compile(r"\A---\r?\n(.*?)\r?\n---\s*(?:\r?\n|\Z)", re.DOTALL)
+_FRONT_MATTER = re.compile(r"\A---[ \t]*\r?\n(.*?)\r?\n---[ \t]*(?:\r?\n|\Z)", re.DOTALL)
+
+#: A card's metadata may have this many characters, and this many values once references in it are followed: a few
+#: lines of YAML can stand for billions.
+MAX_METADATA, MAX_VALUES = 512 * 1024, 50_000
 
 
 def iso(timestamp: float) -> str:
     """A time as the Hub writes it."""
-    return datetime.fromtimestamp(timestamp, UTC).strftime("%Y-%m-%dT%H:%M:%S.000Z")
+    return datetime.fromtimestamp(timestamp, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def split_card(text: str) -> tuple[str, str]:
+    """The YAML block at the start of a card, empty if there is none, and the rest."""
+    match = _FRONT_MATTER.match(text)
+    return (match[1], text[match.end() :]) if match else ("", text)
 
 
 def front_matter(text: str) -> dict[str, Any]:
-    """The YAML block at the start of a card; empty if there is none.
+    """Metadata at the start of a card, as JSON can hold it; empty if there is none.
 
     Raises:
         yaml.YAMLError: the block is not valid YAML.
-        ValueError: it is valid, but not a mapping.
+        ValueError: it is valid, but not a mapping, or too large.
     """
-    match = _FRONT_MATTER.match(text)
-    data = yaml.safe_load(match.group(1)) if match else {}
+    block, _ = split_card(text)
+    if len(block) > MAX_METADATA:
+        raise ValueError("the metadata is too long")
+    try:
+        data = yaml.safe_load(block) if block.strip() else {}
+    except (RecursionError, OverflowError) as error:
+        raise ValueError(f"the metadata cannot be read: {error}") from None
     if data is None:
         return {}
     if not isinstance(data, dict):
         raise ValueError("the metadata must be a mapping of names to values")
-    return data
+    return _Plain().convert(data)
+
+
+class _Plain:
+    """Turns what YAML can hold into what JSON can, counting the values."""
+
+    def __init__(self) -> None:
+        self.values = 0
+
+    def convert(self, value: Any, depth: int = 0) -> Any:
+        self.values += 1
+        if self.values > MAX_VALUES or depth > 50:
+            raise ValueError("the metadata is too large")
+        if isinstance(value, dict):
+            return {str(key): self.convert(item, depth + 1) for key, item in value.items()}
+        if isinstance(value, (list, tuple, set)):
+            return [self.convert(item, depth + 1) for item in value]
+        if isinstance(value, (date, datetime)):
+            return value.isoformat()
+        if isinstance(value, float) and not math.isfinite(value):
+            return None
+        if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 2**63:
+            return float(value) if abs(value) < 2**1000 else None
+        return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
 
 
 def card_data(repository: Repository, commit: str) -> dict[str, Any]:
@@ -40,6 +78,10 @@ def card_data(repository: Repository, commit: str) -> dict[str, Any]:
     readme = repository.files(commit).get("README.md")
     if readme is None or readme.lfs is not None:
         return {}
+    return repository.remembered(("card", readme.blob_id), lambda: _card_data(repository, readme))
+
+
+def _card_data(repository: Repository, readme: Entry) -> dict[str, Any]:
     try:
         return front_matter(repository.read(readme).decode("utf-8", "replace"))
     except (yaml.YAMLError, ValueError):
@@ -67,11 +109,9 @@ def _strings(value: Any) -> list[str]:
     return [item for item in values if isinstance(item, str)]
 
 
-def describe(hub: Hub, kind: str, repo_id: str, repository: Repository, commit: str, *, blobs: bool) -> dict[str, Any]:
-    """The JSON that answers ``GET /api/models/{id}``."""
-    meta = hub.storage.meta(kind, repo_id)
-    card = card_data(repository, commit)
-    entries = repository.files(commit).values()
+def describe(repo_id: str, repository: Repository, commit: str, *, blobs: bool = False) -> dict[str, Any]:
+    """Everything that ``GET /api/models/{id}`` may answer, but for what is in the weights."""
+    meta, card = repository.meta(), card_data(repository, commit)
     return {
         "_id": repo_id,
         "id": repo_id,
@@ -79,18 +119,19 @@ def describe(hub: Hub, kind: str, repo_id: str, repository: Repository, commit: 
         "author": repo_id.split("/")[0],
         "sha": commit,
         "private": meta["private"],
-        "gated": False,
+        "gated": meta["gated"],
         "disabled": False,
         "downloads": meta["downloads"],
-        "likes": 0,
-        "trendingScore": meta["downloads"],
+        "downloadsAllTime": meta["downloads"],
+        "likes": len(meta["likes"]),
+        "trendingScore": meta["downloads"] + len(meta["likes"]),
         "createdAt": iso(meta["created"]),
-        "lastModified": iso(next(repository.history(commit)).commit_time),
+        "lastModified": iso(repository.describe_commit(commit).commit_time),
         "tags": tags_of(card),
         "library_name": card.get("library_name"),
         "pipeline_tag": card.get("pipeline_tag"),
         "cardData": card,
-        "siblings": [_sibling(entry, blobs) for entry in entries],
+        "siblings": [_sibling(entry, blobs) for entry in repository.files(commit).values()],
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from starlette.requests import Request
@@ -16,23 +17,40 @@ class HubAnswer(Exception):
         message: what went wrong.
         code: ``RepoNotFound``, ``RevisionNotFound``, ``EntryNotFound``, ``GatedRepo`` or ``None``.
         extra: further fields of the JSON body.
+        headers: further headers.
     """
 
     def __init__(
-        self, status: int, message: str, code: str | None = None, extra: dict[str, Any] | None = None
+        self,
+        status: int,
+        message: str,
+        code: str | None = None,
+        extra: dict[str, Any] | None = None,
+        headers: dict[str, str] | None = None,
     ) -> None:
         super().__init__(message)
-        self.status, self.message, self.code, self.extra = status, message, code, extra or {}
+        self.status, self.message, self.code = status, message, code
+        self.extra, self.headers = extra or {}, headers or {}
 
 
 def answer(request: Request, error: Exception) -> Response:
     """Turn a `HubAnswer` into its HTTP response."""
     assert isinstance(error, HubAnswer)
-    line = error.message.replace("\n", " ")
-    # Headers are latin-1; a message may quote any file name.
-    headers = {"X-Error-Message": line.encode("ascii", "backslashreplace").decode()}
+    headers = {"X-Error-Message": _header(error.message), **error.headers}
     if error.code:
         headers["X-Error-Code"] = error.code
     if request.method == "HEAD":
         return Response(status_code=error.status, headers=headers)
-    return JSONResponse({"error": error.message, **error.extra}, status_code=error.status, headers=headers)
+    message = error.message.encode("utf-8", "backslashreplace").decode()
+    return JSONResponse({"error": message, **error.extra}, status_code=error.status, headers=headers)
+
+
+def gone(request: Request, error: Exception) -> Response:
+    """The answer to who was about to write to a repository when it was deleted."""
+    return answer(request, HubAnswer(404, "Repository not found", code="RepoNotFound"))
+
+
+def _header(message: str) -> str:
+    """A message as the value of a header: it may quote any name, a header is one short line of plain characters."""
+    line = " ".join(message.split()).encode("ascii", "backslashreplace").decode()
+    return re.sub(r"[^\x20-\x7e]", "?", line)[:1000]

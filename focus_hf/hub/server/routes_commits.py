@@ -1,4 +1,4 @@
-"""Requests that change files: preupload, LFS, commits, pull requests."""
+"""Requests that change files: preupload and commits, on a branch or as a pull request."""
 
 from __future__ import annotations
 
@@ -6,39 +6,46 @@ import base64
 import binascii
 import json
 import re
-import time
-from typing import Any
+import tempfile
+from typing import IO, Any
 
-from starlette.requests import Request
+from dulwich.index import validate_path, validate_path_element_hfs, validate_path_element_ntfs
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
-from .access import hub, repository, writer
-from .describe import iso
+from .access import Target, hub, target, writer
+from .discussions import new_discussion, pull_request_ref
 from .errors import HubAnswer
-from .storage import LFS_POINTER, Repository
+from .repository import LFS_POINTER, Changes, read_pointer
+from .requests import Body, text, with_body
+from .users import User
 
-_PULL_REQUEST = re.compile(r"refs/pr/([0-9]+)")
+_PULL_REQUEST = re.compile(r"refs/pr/([0-9]{1,9})")
+_ASK = "Forbidden: pass `create_pr=1` as a query parameter to create a Pull Request"
 
 
-async def preupload(request: Request) -> Response:
+@with_body
+def preupload(request: Request, body: Body) -> Response:
     """Say of each file whether it comes inside the commit or through LFS."""
-    writer(request)
-    _, _, found = repository(request)
-    revision = request.path_params["revision"]
-    files = found.files(found.resolve(revision))
-    threshold = hub(request).lfs_threshold
-    rows = []
-    for file in (await request.json())["files"]:
-        existing = files.get(file["path"])
+    found, _ = _committer(request)
+    commit = found.repository.resolve(request.path_params["revision"])
+    files, threshold, rows = found.repository.files(commit), hub(request).lfs_threshold, []
+    try:
+        wanted = [(str(file["path"]), int(file["size"])) for file in body["files"]]
+    except (KeyError, TypeError, ValueError):
+        raise HubAnswer(400, "Malformed preupload") from None
+    for path, size in wanted:
+        existing = files.get(path)
         rows.append(
             {
-                "path": file["path"],
-                "uploadMode": "lfs" if file["size"] > threshold else "regular",
+                "path": path,
+                "uploadMode": "lfs" if size > threshold else "regular",
                 "shouldIgnore": False,
                 "oid": None if existing is None else (existing.lfs or existing.blob_id),
             }
         )
-    return JSONResponse({"files": rows, "commitOid": found.resolve(revision)})
+    return JSONResponse({"files": rows, "commitOid": commit})
 
 
 def xet_token(request: Request) -> Response:
@@ -50,176 +57,121 @@ def xet_token(request: Request) -> Response:
     )
 
 
-async def lfs_batch(request: Request) -> Response:
-    writer(request)
-    repository(request)
-    lfs, objects = hub(request).storage.lfs, []
-    base = str(request.base_url).rstrip("/")
-    for item in (await request.json())["objects"]:
-        row: dict[str, Any] = {"oid": item["oid"], "size": item["size"], "authenticated": True}
-        if not lfs.has(item["oid"]):
-            verify = f"{base}/{request.path_params['namespace']}/{request.path_params['name']}.git/info/lfs/verify"
-            row["actions"] = {
-                "upload": {"href": f"{base}/lfs/{item['oid']}", "header": {}},
-                "verify": {"href": verify, "header": {}},
-            }
-        objects.append(row)
-    return JSONResponse({"transfer": "basic", "objects": objects})
-
-
-async def lfs_upload(request: Request) -> Response:
-    await hub(request).storage.lfs.receive(request.path_params["oid"], request.stream())
-    return Response()
-
-
-async def lfs_verify(request: Request) -> Response:
-    item = await request.json()
-    path = hub(request).storage.lfs.path(item["oid"])
-    if not path.is_file() or path.stat().st_size != item["size"]:
-        raise HubAnswer(404, f"No complete upload of {item['oid']}")
-    return JSONResponse({})
+def _committer(request: Request) -> tuple[Target, User]:
+    """Who may commit where the request wants to: anybody who sees a repository may suggest changes to it."""
+    user, found = writer(request), target(request)
+    number = _PULL_REQUEST.fullmatch(request.path_params["revision"])
+    if number:
+        known = found.repository.meta()["discussions"]
+        if user.name not in [entry.get("author") for entry in known if entry["num"] == int(number[1])]:
+            found.check_write()
+    elif not request.query_params.get("create_pr"):
+        found.check_write(_ASK)
+    return found, user
 
 
 async def commit(request: Request) -> Response:
-    writer(request)
-    kind, repo_id, found = repository(request)
-    header, changes, folders = _read_changes(request, await request.body())
-    revision = request.path_params["revision"]
-    base = str(request.base_url).rstrip("/")
+    """Apply the changes of an NDJSON body, all or none.
+
+    The body goes to a file first and is then read line by line, so that neither a slow client nor a large commit holds
+    up anybody else.
+    """
+    found, user = await run_in_threadpool(_committer, request)
+    with tempfile.TemporaryFile(dir=hub(request).storage.staging.folder) as body:
+        try:
+            async for chunk in request.stream():
+                await run_in_threadpool(body.write, chunk)
+        except ClientDisconnect:
+            return Response(status_code=400)  # nobody is there to read it
+        return await run_in_threadpool(_commit, request, found, user, body)
+
+
+def _commit(request: Request, found: Target, user: User, body: IO[bytes]) -> Response:
+    body.seek(0)
+    header, changes = _read_changes(request, found, body)
+    revision, base = request.path_params["revision"], str(request.base_url).rstrip("/")
+    summary, description = text(header, "summary"), header.get("description")
+    message = "\n\n".join([summary, *([text(header, "description")] if description else [])])
+    parent = text(header, "parentCommit") if header.get("parentCommit") else None
     answer: dict[str, Any] = {}
     if request.query_params.get("create_pr"):
-        number = _open_discussion(request, kind, repo_id, found, header["summary"], revision, pull_request=True)
-        ref, parent = f"refs/pr/{number}", None
-        answer["pullRequestUrl"] = f"{base}/{repo_id}/discussions/{number}"
+        start = _start(found, revision, parent)
+        with new_discussion(found.repository, user.name, summary, base=revision) as entry:
+            number = entry["num"]
+            oid = found.repository.commit(pull_request_ref(number), changes, message, user.name, start=start)
+        answer["pullRequestUrl"] = f"{base}{found.path}/discussions/{number}"
     else:
         ref = revision if _PULL_REQUEST.fullmatch(revision) else f"refs/heads/{revision}"
-        parent = header.get("parentCommit")
-    message = "\n\n".join(filter(None, [header["summary"], header.get("description")]))
-    oid = found.commit(ref, changes, folders, message, parent)
-    return JSONResponse({**answer, "success": True, "commitOid": oid, "commitUrl": f"{base}/{repo_id}/commit/{oid}"})
+        oid = found.repository.commit(ref, changes, message, user.name, parent)
+    return JSONResponse({**answer, "success": True, "commitOid": oid, "commitUrl": f"{base}{found.path}/commit/{oid}"})
 
 
-def _read_changes(request: Request, body: bytes) -> tuple[dict[str, Any], dict[str, bytes | None], list[str]]:
-    """Parse the NDJSON of a commit: its header, content by path (``None`` deletes), folders to delete."""
+def _start(found: Target, revision: str, parent: str | None) -> str:
+    """Where a pull request starts: at the commit that its author saw, or where its branch is now."""
+    head = found.repository.resolve(revision)
+    if parent is None or (len(parent) >= 7 and head.startswith(parent)):
+        return head
+    return found.repository.resolve(parent)
+
+
+def _read_changes(request: Request, found: Target, body: IO[bytes]) -> tuple[dict[str, Any], Changes]:
+    """Header and changes of a commit; the files go straight to the repository, where nothing names them yet."""
     header: dict[str, Any] = {}
-    changes: dict[str, bytes | None] = {}
-    folders: list[str] = []
+    changes = Changes()
     try:
-        for line in body.splitlines():
+        for line in body:
             item = json.loads(line)
             key, value = item["key"], item["value"]
             if key == "header":
-                header = value
+                header = dict(value)
                 continue
-            path = _check_path(value["path"])
+            path = check_path(value["path"])
             if key == "file":
                 raw = value["content"]
-                changes[path] = (
-                    base64.b64decode(raw, validate=True) if value.get("encoding") == "base64" else raw.encode()
-                )
+                content = base64.b64decode(raw, validate=True) if value.get("encoding") == "base64" else raw.encode()
+                _check_pointer(request, found, content)
+                changes.files[path] = found.repository.store_blob(content)
             elif key == "lfsFile":
-                changes[path] = _pointer(request, value["oid"])
+                changes.files[path] = found.repository.store_blob(_pointer(request, found, value["oid"]))
             elif key == "deletedFile":
-                changes[path] = None
+                changes.files[path] = None
             elif key == "deletedFolder":
-                folders.append(path)
+                changes.folders.append(path)
             else:
                 raise HubAnswer(400, f"Unknown operation {key!r} in commit")
-    except (KeyError, TypeError, ValueError, binascii.Error) as error:
-        raise HubAnswer(400, f"Malformed commit: {error!r}") from None
-    if not header.get("summary"):
-        raise HubAnswer(400, "A commit needs a summary")
-    return header, changes, folders
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError, binascii.Error) as error:
+        raise HubAnswer(400, f"Malformed commit: {error!r}"[:300]) from None
+    return header, changes
 
 
-def _pointer(request: Request, oid: str) -> bytes:
+def _pointer(request: Request, found: Target, oid: str) -> bytes:
     stored = hub(request).storage.lfs.path(oid)
-    if not stored.is_file():
-        raise HubAnswer(400, f"LFS object {oid} was not uploaded")
+    if not (stored.is_file() and found.repository.has_lfs(oid)):
+        raise HubAnswer(400, f"LFS object {oid} was not uploaded to this repository")
     return LFS_POINTER.format(oid=oid, size=stored.stat().st_size).encode()
 
 
-def _check_path(path: str) -> str:
-    parts = path.rstrip("/").split("/")
-    if any(part in ("", ".", "..") or part.lower() == ".git" or "\x00" in part for part in parts):
-        raise HubAnswer(400, f"Invalid path in repository: {path!r}")
-    return path
+def _check_pointer(request: Request, found: Target, content: bytes) -> None:
+    """Refuse a file that looks like the pointer to a large file but is not one of this repository's."""
+    named = read_pointer(content)
+    if named and content != _pointer(request, found, named[0]):
+        raise HubAnswer(400, f"LFS object {named[0]} has another size than its pointer says")
 
 
-# -- discussions ---------------------------------------------------------------------------------------------------
+def check_path(path: str) -> str:
+    """A path as a file of a repository may have.
 
-
-def _open_discussion(
-    request: Request, kind: str, repo_id: str, found: Repository, title: str, base: str, *, pull_request: bool
-) -> int:
-    storage = hub(request).storage
-    known = storage.meta(kind, repo_id)["discussions"]
-    number = len(known) + 1
-    if pull_request:
-        found.set_ref(f"refs/pr/{number}", found.resolve(base))
-    entry = {
-        "num": number,
-        "title": title,
-        "status": "open",
-        "isPullRequest": pull_request,
-        "base": f"refs/heads/{base}",
-        "createdAt": iso(time.time()),
-        "mergeCommitId": None,
-    }
-    storage.update_meta(kind, repo_id, discussions=[*known, entry])
-    return number
-
-
-async def discussions(request: Request) -> Response:
-    kind, repo_id, found = repository(request)
-    if request.method == "POST":
-        writer(request)
-        body = await request.json()
-        number = _open_discussion(
-            request, kind, repo_id, found, body["title"], "main", pull_request=bool(body.get("pullRequest"))
-        )
-        return JSONResponse({"num": number, "url": f"/{repo_id}/discussions/{number}", "pullRequest": True})
-    rows = [_details(kind, repo_id, entry) for entry in hub(request).storage.meta(kind, repo_id)["discussions"]]
-    return JSONResponse({"discussions": rows, "count": len(rows), "start": 0})
-
-
-def _find(request: Request) -> tuple[str, str, Repository, dict[str, Any], list[dict[str, Any]]]:
-    kind, repo_id, found = repository(request)
-    known = hub(request).storage.meta(kind, repo_id)["discussions"]
-    number = request.path_params["number"]
-    if not 1 <= number <= len(known):
-        raise HubAnswer(404, f"Discussion {number} does not exist")
-    return kind, repo_id, found, known[number - 1], known
-
-
-def discussion(request: Request) -> Response:
-    kind, repo_id, _, entry, _ = _find(request)
-    return JSONResponse(_details(kind, repo_id, entry))
-
-
-def merge(request: Request) -> Response:
-    writer(request)
-    kind, repo_id, found, entry, known = _find(request)
-    if not entry["isPullRequest"] or entry["status"] not in ("open", "draft"):
-        raise HubAnswer(400, f"Pull request {entry['num']} cannot be merged: it is {entry['status']}")
-    entry["mergeCommitId"] = found.merge(
-        f"refs/pr/{entry['num']}", entry["base"], f"{entry['title']} (#{entry['num']})"
+    Raises:
+        HubAnswer: 400 if it could leave the folder it is cloned or downloaded to, or be mistaken for git's own.
+    """
+    raw = path.rstrip("/").encode()
+    sound = (
+        validate_path(raw, validate_path_element_ntfs)
+        and validate_path(raw, validate_path_element_hfs)
+        and all(part and len(part) <= 255 for part in raw.split(b"/"))
+        and len(raw) <= 4096
+        and not re.search(rb"[\x00-\x1f\x7f\\]", raw)
     )
-    entry["status"] = "merged"
-    hub(request).storage.update_meta(kind, repo_id, discussions=known)
-    return JSONResponse({"newStatus": "merged"})
-
-
-def _details(kind: str, repo_id: str, entry: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "num": entry["num"],
-        "title": entry["title"],
-        "status": entry["status"],
-        "isPullRequest": entry["isPullRequest"],
-        "createdAt": entry["createdAt"],
-        "author": {"name": "demo"},
-        "repo": {"name": repo_id, "type": kind.rstrip("s")},
-        "changes": {"base": entry["base"], "mergeCommitId": entry["mergeCommitId"]},
-        "filesWithConflicts": [],
-        "events": [],
-    }
+    if not sound:
+        raise HubAnswer(400, f"Invalid path in repository: {path[:300]!r}")
+    return path.rstrip("/")

@@ -2,53 +2,113 @@
 
 from __future__ import annotations
 
-from starlette.requests import Request
-from starlette.responses import FileResponse, Response
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
 
-from .access import hub, repository
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from .access import Target, hub, target
 from .errors import HubAnswer
+from .repository import Entry
 
 #: Fetching one of these counts as one download of the repository.
 COUNTED = ("adapter_config.json", "config.json")
 
+#: What a browser may show. Everything else it is told to save, so that no file of a stranger runs as part of the Hub.
+PICTURES = {
+    ".gif": "image/gif",
+    ".jpeg": "image/jpeg",
+    ".jpg": "image/jpeg",
+    ".png": "image/png",
+    ".svg": "image/svg+xml",
+    ".webp": "image/webp",
+}
+_TEXT = (".csv", ".json", ".jsonl", ".md", ".py", ".txt", ".yaml", ".yml")
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; sandbox"
+
+_BLOCK = 1 << 18
+
 
 def resolve(request: Request) -> Response:
-    kind, repo_id, found = repository(request)
-    commit = found.resolve(request.path_params["revision"])
-    entry = found.entry(commit, request.path_params["path"])
-    headers = {"X-Repo-Commit": commit, "ETag": f'"{entry.lfs or entry.blob_id}"', "Accept-Ranges": "bytes"}
+    found = target(request)
+    path = request.path_params["path"]
+    if path != "README.md":  # who is asked to request access may read what for
+        found.check_files()
+    commit = found.repository.resolve(request.path_params["revision"])
+    entry = found.repository.entry(commit, path)
+    headers = {
+        "X-Repo-Commit": commit,
+        "ETag": f'"{entry.lfs or entry.blob_id}"',
+        "Accept-Ranges": "bytes",
+        "Content-Type": media_type(entry.path),
+        "Content-Security-Policy": _POLICY,
+    }
     if entry.lfs is not None:
         headers["X-Linked-Etag"], headers["X-Linked-Size"] = f'"{entry.lfs}"', str(entry.size)
-    if request.method == "GET" and entry.path in COUNTED:
-        hub(request).storage.count_download(kind, repo_id)
-    if entry.lfs is not None:
-        return FileResponse(hub(request).storage.lfs.path(entry.lfs), headers=headers)
-    return _bytes(request, found.read(entry), headers)
-
-
-def _bytes(request: Request, content: bytes, headers: dict[str, str]) -> Response:
-    wanted, status = request.headers.get("range"), 200
-    if wanted:
-        start, stop = _range(wanted, len(content))
-        headers["Content-Range"] = f"bytes {start}-{stop - 1}/{len(content)}"
-        content, status = content[start:stop], 206
-    response = Response(content, status_code=status, headers=headers, media_type="application/octet-stream")
+    first, stop, status = _wanted(request, entry, headers["ETag"])
+    if status == 206:
+        headers["Content-Range"] = f"bytes {first}-{stop - 1}/{entry.size}"
+    headers["Content-Length"] = str(stop - first)
     if request.method == "HEAD":
-        response.body = b""
-    return response
+        return Response(status_code=status, headers=headers)
+    if entry.path in COUNTED:
+        with found.repository.changing() as meta:
+            meta["downloads"] += 1
+    return _body(request, found, entry, first, stop, status, headers)
 
 
-def _range(header: str, size: int) -> tuple[int, int]:
-    """First and past-the-last byte of a single ``bytes=`` range."""
-    unit, _, span = header.partition("=")
-    first, _, last = span.partition("-")
-    try:
-        if first:
-            start, stop = int(first), min(int(last) + 1 if last else size, size)
-        else:
-            start, stop = max(size - int(last), 0), size
-    except ValueError:
-        start, stop = size, size
-    if unit.strip() != "bytes" or start >= stop:
-        raise HubAnswer(416, f"Cannot serve range {header!r} of {size} bytes")
-    return start, stop
+def _body(
+    request: Request, found: Target, entry: Entry, first: int, stop: int, status: int, headers: dict[str, str]
+) -> Response:
+    if entry.lfs is None:
+        return Response(found.repository.read(entry)[first:stop], status_code=status, headers=headers)
+    path = hub(request).storage.lfs.path(entry.lfs)
+    return StreamingResponse(_part(path, first, stop), status_code=status, headers=headers)
+
+
+def _part(path: Path, first: int, stop: int) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        file.seek(first)
+        while first < stop:
+            block = file.read(min(_BLOCK, stop - first))
+            if not block:
+                raise OSError(f"{path} is shorter than it was")
+            first += len(block)
+            yield block
+
+
+def media_type(path: str) -> str:
+    suffix = PurePosixPath(path).suffix.lower()
+    if suffix in _TEXT or PurePosixPath(path).name == ".gitattributes":
+        return "text/plain; charset=utf-8"
+    return PICTURES.get(suffix, "application/octet-stream")
+
+
+def _wanted(request: Request, entry: Entry, etag: str) -> tuple[int, int, int]:
+    """First and past-the-last byte of what a request wants, and the status of the answer.
+
+    As the standard allows, headers that ask for several ranges at once or cannot be understood are ignored.
+    """
+    everything = (0, entry.size, 200)
+    unit, _, span = request.headers.get("range", "").partition("=")
+    first, dash, last = (part.strip() for part in span.partition("-"))
+    if unit.strip().lower() != "bytes" or not dash or request.headers.get("if-range", etag) != etag:
+        return everything
+    if not all(number == "" or (number.isascii() and number.isdecimal()) for number in (first, last)):
+        return everything
+    if not first and not last or len(first + last) > 40:
+        return everything
+    if first:
+        start, stop = int(first), min(int(last) + 1, entry.size) if last else entry.size
+        if last and int(last) < start:
+            return everything
+    else:
+        start, stop = max(entry.size - int(last), 0), entry.size
+    if start >= stop:
+        raise HubAnswer(
+            416,
+            f"Cannot serve range {span!r} of {entry.size} bytes",
+            headers={"Content-Range": f"bytes */{entry.size}"},
+        )
+    return start, stop, 206

@@ -6,17 +6,35 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
 import uvicorn
 
 from .app import create_app
+from .users import User
 
 
-def serve(root: str | os.PathLike[str], host: str = "127.0.0.1", port: int = 8888) -> None:
-    """Serve the repositories under ``root`` until interrupted."""
-    uvicorn.run(create_app(root), host=host, port=port, log_level="warning")
+def serve(
+    root: str | os.PathLike[str],
+    host: str = "127.0.0.1",
+    port: int = 8888,
+    users: Mapping[str, str | User] | None = None,
+) -> None:
+    """Serve the repositories under ``root`` until interrupted.
+
+    Args:
+        root: folder that holds the repositories.
+        host: address to listen on.
+        port: port to listen on.
+        users: see `create_app`.
+    """
+    app = create_app(root, users=users)
+    try:
+        uvicorn.run(app, host=host, port=port, log_level="warning")
+    finally:
+        app.state.hub.storage.close()
 
 
 class LocalHub:
@@ -35,10 +53,12 @@ class LocalHub:
     """
 
     def __init__(self, root: str | os.PathLike[str], **options: Any) -> None:
+        self.app = create_app(root, **options)
         self._socket = socket.socket()
         self._socket.bind(("127.0.0.1", 0))
         self.endpoint = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
-        config = uvicorn.Config(create_app(root, **options), log_level="warning", lifespan="off")
+        # Clients that are cut off in the middle of a transfer may take their time to notice; the end of the block not.
+        config = uvicorn.Config(self.app, log_level="warning", lifespan="off", timeout_graceful_shutdown=2)
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._socket]}, daemon=True)
 
@@ -57,3 +77,4 @@ class LocalHub:
         self._server.should_exit = True
         self._thread.join(timeout=10)
         self._socket.close()
+        self.app.state.hub.storage.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..escape import escape
-from .report import GroupFacts, GroupReport, LayerFacts
+from .group_report import GroupFacts, GroupReport, LayerFacts
 
 
 def render(report: GroupReport) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,7 @@ class GroupReport:
         base_model: of the adapter.
         seed: of everything drawn.
         measured_with: versions, machine, date.
+        weights_sha256: of the adapter.
         schema: version of this format.
 
     Raises:
@@ -120,6 +122,7 @@ class GroupReport:
     base_model: str | None = None
     seed: int = 0
     measured_with: dict[str, str] = field(default_factory=dict)
+    weights_sha256: str = ""
     schema: int = SCHEMA
 
     def __post_init__(self) -> None:
@@ -133,6 +136,12 @@ class GroupReport:
             total = sum(group.share for group in layer.groups)
             if not 0.99 <= total <= 1.01:
                 raise ValueError(f"Shares of the groups of {layer.name} add up to {total:.3f}, expected 1.")
+
+    @property
+    def labels(self) -> list[str]:
+        """What groups of any layer are about, each once, most frequent first."""
+        found = Counter(group.label for layer in self.layers for group in layer.groups)
+        return [label for label, _ in found.most_common() if label not in ("mixed", "empty")]
 
     def to_json(self, path: str | os.PathLike[str] | None = None) -> str:
         """The report as JSON, written to a file as well if a path is given."""
@@ -165,6 +174,6 @@ class GroupReport:
 
     def to_markdown(self) -> str:
         """The report as Markdown for a card; everything from outside is escaped."""
-        from .markdown import render
+        from .group_markdown import render
 
         return render(self)

@@ -1,0 +1,66 @@
+"""The command about trust: verify."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from .app import app, progress_bars
+
+_STYLES = {"holds": "green", "differs": "bold red", "not checked": "yellow"}
+
+
+@app.command(epilog="Example: focus-hf verify org/llama-focus --text held-out.txt")
+def verify(
+    adapter: Annotated[str, typer.Argument(help="The adapter: a folder or a Hub id.")],
+    text: Annotated[
+        list[Path] | None, typer.Option(help="Text file that the card names; may be repeated.", exists=True)
+    ] = None,
+    treebank: Annotated[
+        list[Path] | None, typer.Option(help="Treebank of the card's group report (.conllu).", exists=True)
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Base model, if not the one that the adapter names.")] = None,
+    revision: Annotated[str | None, typer.Option(help="Revision of the adapter on the Hub.")] = None,
+    device: Annotated[str, typer.Option(help="Where: cpu, cuda, ...")] = "cpu",
+    files_only: Annotated[bool, typer.Option("--files-only", help="Check what needs no model.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")] = False,
+) -> None:
+    """Measure a card's claims again on this machine; exit code 1 if one does not hold."""
+    from ..machine import check_device, require
+    from ..verify import verify as verify_adapter
+    from ..verify.claims import all_hold
+
+    check_device(device)
+    if treebank:
+        require("conllu", "sklearn")
+    with progress_bars() as progress:
+        bar = progress.add_task("verifying", total=None)
+        claims = verify_adapter(
+            adapter,
+            texts=[str(path) for path in text or ()],
+            treebanks=[str(path) for path in treebank or ()],
+            base=model,
+            revision=revision,
+            device=device,
+            files_only=files_only,
+            tick=lambda done: progress.update(bar, advance=1, description=done),
+        )
+    if as_json:
+        typer.echo(
+            json.dumps({"adapter": adapter, "holds": all_hold(claims), "claims": [c.to_dict() for c in claims]})
+        )
+    else:
+        table = Table("claim", "claimed", "measured", "verdict", "", box=None)
+        for claim in claims:
+            verdict = Text(claim.verdict, style=_STYLES[claim.verdict])
+            table.add_row(Text(claim.what), Text(claim.claimed), Text(claim.measured or ""), verdict, Text(claim.note))
+        Console().print(table)
+        differing = sum(claim.verdict == "differs" for claim in claims)
+        typer.echo("The card holds." if not differing else f"{differing} of {len(claims)} claims do not hold.")
+    raise typer.Exit(0 if all_hold(claims) else 1)

@@ -1,0 +1,165 @@
+"""Metadata of a card: what the Hub reads (YAML at the top of the README)."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from huggingface_hub import EvalResult
+from huggingface_hub.repocard_data import eval_results_to_model_index
+from huggingface_hub.utils import HFValidationError, validate_repo_id
+
+from .adapter_files import AdapterConfig
+from .base import BaseFacts
+from .results import Results, mode_name
+
+#: Tags by which a Focus adapter is found.
+TAGS = ("focus", "peft", "sparse-attention")
+
+#: Fields that hold several values: what a person added stays beside what this package writes.
+_LISTS = ("tags", "datasets", "language", "metrics")
+
+#: How the name of every perplexity begins that this package writes into ``model-index``.
+_METRIC = "perplexity at "
+
+
+def make_metadata(
+    config: AdapterConfig, repo_id: str, base: str, results: Results | None, groups: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Metadata from an adapter's files.
+
+    Args:
+        config: of the adapter.
+        repo_id: where it is.
+        base: Hub id of the base model.
+        results: measured quality.
+        groups: what its groups are about, see `focus_hf.hub.GroupReport`.
+    """
+    focus: dict[str, Any] = {
+        name: getattr(config, name) for name in ("num_groups", "top_k", "local_window", "sink_tokens")
+    }
+    made: dict[str, Any] = {
+        "base_model": base,
+        "base_model_relation": "adapter",
+        "library_name": "focus_hf",
+        "pipeline_tag": "text-generation",
+        "tags": [*TAGS, f"base_model:adapter:{base}"],
+        "focus": focus,
+    }
+    if groups:
+        focus["groups"] = list(groups)
+    if results is None or not results.evaluations:
+        return made
+    first = results.evaluations[0]
+    if (change := first.change(config.top_k)) is not None:
+        focus["perplexity_change"] = round(100 * change, 3)
+    made["metrics"] = ["perplexity"]
+    if datasets := list(dict.fromkeys(e.dataset for e in results.evaluations if e.dataset)):
+        made["datasets"] = datasets
+    made["model-index"] = eval_results_to_model_index(repo_id.split("/")[-1], _eval_results(results))
+    return made
+
+
+def inherited(base: BaseFacts | None) -> dict[str, Any]:
+    """What an adapter takes over from its base model's card."""
+    if base is None:
+        return {}
+    found: dict[str, Any] = {"license": base.license} if base.license else {}
+    return {**found, "language": base.language} if base.language else found
+
+
+def merge_metadata(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """New values over old ones; in lists, and among evaluation results, what somebody else put there stays."""
+    merged = dict(old)
+    for name, value in new.items():
+        if name in _LISTS:
+            merged[name] = list(dict.fromkeys([*_listed(old.get(name)), *_listed(value)]))
+        elif name == "model-index":
+            merged[name] = _merge_index(old.get(name), value)
+        else:
+            merged[name] = value
+    before = old.get("base_model")
+    if isinstance(before, str) and before != merged.get("base_model") and "tags" in merged:
+        merged["tags"] = [tag for tag in merged["tags"] if tag != f"base_model:adapter:{before}"]
+    return merged
+
+
+def check_finite(value: Any, name: str = "metadata") -> Any:
+    """Metadata with plain numbers only: numpy's would become Python objects in YAML, and NaN is no measurement.
+
+    Raises:
+        ValueError: a number is not finite.
+    """
+    if isinstance(value, Mapping):
+        return {str(key): check_finite(item, f"{name}.{key}") for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [check_finite(item, name) for item in value]
+    if value is None or isinstance(value, bool | str):
+        return value
+    if hasattr(value, "item"):
+        value = value.item()
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise ValueError(f"{name} is {value}: measure it again, or leave it out.")
+        return float(value)
+    return str(value)
+
+
+def check_hub_id(name: str, what: str) -> str:
+    """A name as the Hub allows it.
+
+    Raises:
+        ValueError: it is a path on this machine, or not a valid name.
+    """
+    is_path = os.path.isabs(name) or name.startswith((".", "~")) or os.path.isdir(name)
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        is_path = True
+    if is_path or not name:
+        option = "base_model" if what == "base model" else "repo_id"
+        shown = "a folder on this machine" if os.path.isdir(name) else f"{name!r}"
+        raise ValueError(
+            f'The {what} is {shown}, which nobody else can load. Name it as on the Hub: {option}="org/name".'
+        )
+    return name
+
+
+def _eval_results(results: Results) -> list[EvalResult]:
+    found = []
+    for evaluation in results.evaluations:
+        for row in evaluation.rows:
+            mode = mode_name(row["mode"], row.get("top_k"))
+            found.append(
+                EvalResult(
+                    task_type="text-generation",
+                    dataset_type=evaluation.dataset or "text",
+                    dataset_name=evaluation.data,
+                    dataset_revision=evaluation.revision or None,
+                    metric_type="perplexity",
+                    metric_name=f"{_METRIC}{evaluation.context_length} tokens, {mode}",
+                    metric_value=float(row["perplexity"]),
+                )
+            )
+    return found
+
+
+def _merge_index(old: Any, new: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Results of other origin, then ours."""
+    kept = []
+    for model in old if isinstance(old, list) else []:
+        for result in model.get("results", []) if isinstance(model, dict) else []:
+            metrics = [m for m in result.get("metrics", []) if not str(m.get("name", "")).startswith(_METRIC)]
+            if metrics:
+                kept.append({**result, "metrics": metrics})
+    return [{**new[0], "results": [*kept, *new[0]["results"]]}]
+
+
+def _listed(value: Any) -> list[Any]:
+    if value is None:
+        return []
+    return list(value) if isinstance(value, list | tuple) else [value]

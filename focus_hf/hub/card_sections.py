@@ -1,0 +1,123 @@
+"""Sections of a card: what this package writes stands between markers, everything else is somebody's own words."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+#: The first line of the text of a card that this package wrote, with the names of the sections that it wrote.
+_HEADER = re.compile(r"<!-- focus_hf:card(?P<names>(?: [a-z_]+)*) -->\n?")
+_SECTION = re.compile(
+    r"<!-- focus_hf:begin (?P<name>[a-z_]+)(?: (?P<hash>[0-9a-f]{12}))? -->\n"
+    r"(?P<body>.*?)<!-- focus_hf:end (?P=name) -->\n?",
+    re.DOTALL,
+)
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of a card: words of a person (no ``name``), or a section that this package wrote.
+
+    Args:
+        body: the text.
+        name: of the section.
+        hash: of the text when it was written; another text now means that somebody has changed it.
+    """
+
+    body: str
+    name: str | None = None
+    hash: str | None = None
+
+    @property
+    def edited(self) -> bool:
+        """Whether a person has changed the text of a section."""
+        return self.name is not None and self.hash is not None and self.hash != _hash(self.body)
+
+    def __str__(self) -> str:
+        if self.name is None:
+            return self.body
+        recorded = self.hash or _hash(self.body)
+        return f"<!-- focus_hf:begin {self.name} {recorded} -->\n{self.body}<!-- focus_hf:end {self.name} -->\n"
+
+
+@dataclass(frozen=True)
+class CardText:
+    """The text of a card, without its metadata.
+
+    Args:
+        parts: in order.
+        written: names of the sections that were there when the card was made; ``None`` for a card of other origin.
+    """
+
+    parts: Sequence[Section]
+    written: frozenset[str] | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> CardText:
+        header = _HEADER.search(text)
+        written = None if header is None else frozenset(header["names"].split())
+        text = _HEADER.sub("", text).lstrip("\n")
+        parts: list[Section] = []
+        end = 0
+        for match in _SECTION.finditer(text):
+            parts += [Section(text[end : match.start()]), Section(match["body"], match["name"], match["hash"])]
+            end = match.end()
+        parts.append(Section(text[end:]))
+        return cls([part for part in parts if part.name is not None or part.body], written)
+
+    @property
+    def names(self) -> list[str]:
+        """Sections that are there, in order."""
+        return [part.name for part in self.parts if part.name is not None]
+
+    @property
+    def own_words(self) -> str:
+        """What a person wrote: everything outside the sections, and sections that somebody has changed."""
+        return "\n".join(part.body.strip() for part in self.parts if part.name is None or part.edited).strip()
+
+    @property
+    def edited(self) -> list[str]:
+        """Names of sections that somebody has changed."""
+        return [part.name for part in self.parts if part.name is not None and part.edited]
+
+    def refreshed(self, new: CardText) -> CardText:
+        """This text with the sections of a newer one.
+
+        Sections that somebody has changed stay as they are, and sections that somebody has removed stay away.
+
+        Args:
+            new: freshly made.
+        """
+        fresh = {part.name: part for part in new.parts if part.name is not None}
+        parts: list[Section] = []
+        for part in self.parts:
+            if part.name is None or part.edited:
+                parts.append(part)
+            elif part.name in fresh:
+                parts.append(fresh[part.name])
+        known = (self.written or frozenset()) | set(self.names)
+        for place, name in enumerate(new.names):
+            if name not in known:
+                _insert(parts, fresh[name], new.names[:place])
+        return CardText(parts, frozenset(new.names) | known)
+
+    def __str__(self) -> str:
+        names = sorted((self.written or frozenset()) | set(self.names))
+        head = f"<!-- focus_hf:card{''.join(f' {name}' for name in names)} -->\n"
+        return head + "".join(map(str, self.parts)).lstrip("\n")
+
+
+def _insert(parts: list[Section], section: Section, before: Sequence[str]) -> None:
+    """Put a section after the nearest of those that come before it, or at the end."""
+    for name in reversed(before):
+        for place, part in enumerate(parts):
+            if part.name == name:
+                parts[place + 1 : place + 1] = [Section("\n"), section]
+                return
+    parts += [Section("\n"), section] if parts else [section]
+
+
+def _hash(body: str) -> str:
+    return hashlib.sha256(body.strip().encode()).hexdigest()[:12]

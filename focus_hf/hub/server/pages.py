@@ -1,0 +1,85 @@
+"""HTML pages: templates, and the headers that keep a page from fetching or running anything."""
+
+from __future__ import annotations
+
+import posixpath
+import unicodedata
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, unquote
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+from starlette.responses import HTMLResponse
+
+from .access import Target
+from .markdown import to_html
+from .repository import Entry
+
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; img-src 'self'; style-src 'unsafe-inline'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "Cache-Control": "no-cache",
+}
+
+#: Longer cards and files are offered for download only.
+MAX_SHOWN = 1_000_000
+
+
+def page(name: str, status: int = 200, **values: Any) -> HTMLResponse:
+    """A page from the template ``local_hub_{name}``."""
+    found: Target | None = values.setdefault("found", None)
+    values["meta"] = found.repository.meta() if found else {}
+    values.setdefault("title", found.repo_id if found else "Local Hub")
+    html = _TEMPLATES.get_template(f"local_hub_{name}.html.jinja").render(values)
+    return HTMLResponse(html.encode("utf-8", "replace"), status_code=status, headers=_HEADERS)
+
+
+def _folder() -> Path:
+    """Where the templates are: inside an installed package, beside it in a source checkout."""
+    package = Path(__file__).resolve().parents[2]
+    installed = package / "hub_templates"
+    return installed if installed.is_dir() else package.parent / "hub_templates"
+
+
+def plain(value: object) -> str:
+    """Text of a stranger's: what cannot be seen, or changes how the rest is read, is spelled out."""
+    return "".join(
+        f"\\u{ord(c):04x}" if unicodedata.category(c) in ("Cc", "Cf", "Cs") and c not in "\n\t\u200d" else c
+        for c in str(value)
+    )
+
+
+def human_bytes(size: int) -> str:
+    value, unit = float(size), "B"
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if value < 1000 or unit == "TB":
+            break
+        value /= 1000
+    return f"{size} B" if unit == "B" else f"{value:.1f} {unit}"
+
+
+def file_url(found: Target, action: str, revision: str, path: str = "") -> str:
+    """Address of a file: its ``resolve``, ``blob`` or ``tree`` page."""
+    return f"{found.path}/{action}/{quote(revision, safe='')}" + (f"/{quote(path)}" if path else "")
+
+
+def card_html(found: Target, text: str, files: dict[str, Entry], revision: str = "main") -> Markup:
+    """A card's Markdown as HTML, with links to and pictures of the repository's own files."""
+
+    def address(action: str, relative: str) -> str | None:
+        path = posixpath.normpath(unquote(relative).lstrip("/"))
+        return file_url(found, action, revision, path) if path in files else None
+
+    html = to_html(text, lambda path: address("blob", path), lambda path: address("resolve", path))
+    return Markup(html)  # made safe there
+
+
+_TEMPLATES = Environment(
+    loader=FileSystemLoader(_folder()),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+_TEMPLATES.filters |= {"plain": plain, "bytes": human_bytes}

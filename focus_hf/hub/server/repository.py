@@ -1,0 +1,314 @@
+"""One repository on disk: a bare git repository and a little JSON beside it."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+from dulwich.index import commit_tree
+from dulwich.object_store import iter_tree_contents
+from dulwich.objects import Blob, Commit, ObjectID
+from dulwich.refs import check_ref_format
+from dulwich.repo import Repo
+
+from ...files import write_atomically
+from .errors import HubAnswer
+from .locks import WriteLock
+
+LFS_POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:{oid}\nsize {size}\n"
+_POINTER = re.compile(LFS_POINTER.format(oid="([0-9a-f]{64})", size="([0-9]{1,18})").encode())
+_META = "focus-hub.json"
+_HASH = re.compile(r"[0-9a-f]{40}")
+
+Kept = TypeVar("Kept")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One file of a commit; ``lfs`` holds the sha256 of the content if git holds only a pointer to it."""
+
+    path: str
+    blob_id: str
+    size: int
+    lfs: str | None = None
+
+
+@dataclass
+class Changes:
+    """What a commit does: blob by path (``None`` deletes), and folders to delete before that."""
+
+    files: dict[str, str | None] = field(default_factory=dict)
+    folders: list[str] = field(default_factory=list)
+
+
+def read_pointer(data: bytes) -> tuple[str, int] | None:
+    """sha256 and size that an LFS pointer names; ``None`` for any other content."""
+    match = _POINTER.fullmatch(data) if len(data) <= 200 else None
+    return (match[1].decode(), int(match[2])) if match else None
+
+
+class Repository:
+    """One repository; every change is a commit that appears at once or not at all.
+
+    A commit first writes its files, then its tree, then itself, each under a temporary name that is renamed, and last
+    moves the branch: whoever dies on the way leaves the branch where it was. Who writes holds `lock`.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.git = Repo(str(folder))
+        # Otherwise the branch could reach the disk before the files it needs, and power fail in between.
+        self.git.object_store.fsync_object_files = True
+        self.lock = WriteLock(folder / "focus-hub.writing", self._tidy)
+        self._tree = lru_cache(maxsize=64)(self._read_tree)
+        self._known: dict[tuple[str, str], Any] = {}
+        self._blob = lru_cache(maxsize=100_000)(self._read_blob)
+
+    def _tidy(self) -> None:
+        """Remove the locks of a writer that died."""
+        for pattern in ("*.lock", "refs/**/*.lock", "objects/**/*.lock", f".{_META}.*"):
+            for path in self.folder.glob(pattern):
+                path.unlink(missing_ok=True)
+
+    # -- reading ---------------------------------------------------------------------------------------------------
+
+    def resolve(self, revision: str) -> str:
+        """The commit of a branch, tag, pull request (``refs/pr/N``) or commit hash."""
+        refs = self.refs()
+        names = [f"refs/heads/{revision}", f"refs/tags/{revision}", revision if revision.startswith("refs/") else ""]
+        for name in names:
+            if name in refs:
+                return refs[name]
+        if _HASH.fullmatch(revision) and ObjectID(revision.encode()) in self.git.object_store:
+            self.describe_commit(revision)
+            return revision
+        raise HubAnswer(404, f"Invalid rev id: {revision}", code="RevisionNotFound")
+
+    def files(self, commit: str) -> dict[str, Entry]:
+        """All files of a commit by path; not to be changed."""
+        return self._tree(self.describe_commit(commit).tree)
+
+    def entry(self, commit: str, path: str) -> Entry:
+        found = self.files(commit).get(path)
+        if found is None:
+            raise HubAnswer(404, f"Entry not found: {path}", code="EntryNotFound")
+        return found
+
+    def read(self, entry: Entry) -> bytes:
+        """Content of a file that git itself holds."""
+        return self.git.object_store[ObjectID(entry.blob_id.encode())].as_raw_string()
+
+    def history(self, commit: str) -> Iterator[Commit]:
+        """A commit and what came before it, newest first."""
+        for walked in self.git.get_walker(include=[ObjectID(commit.encode())]):
+            yield walked.commit
+
+    def refs(self) -> dict[str, str]:
+        return {name.decode(): commit.decode() for name, commit in self.git.refs.as_dict().items() if name != b"HEAD"}
+
+    def remembered(self, key: tuple[str, str], compute: Callable[[], Kept]) -> Kept:
+        """Something about a blob, computed once: content under a hash never changes."""
+        known = self._known
+        if key not in known:
+            known[key] = compute()
+            if len(known) > 1000:
+                self._known = {}
+        return known[key]
+
+    def describe_commit(self, commit: str) -> Commit:
+        found = self.git.object_store[ObjectID(commit.encode())]
+        if not isinstance(found, Commit):
+            raise HubAnswer(404, f"Invalid rev id: {commit}", code="RevisionNotFound")
+        return found
+
+    def _read_tree(self, tree: ObjectID) -> dict[str, Entry]:
+        entries = {}
+        for item in iter_tree_contents(self.git.object_store, tree):
+            path = item.path.decode()
+            entries[path] = Entry(path, item.sha.decode(), *self._blob(item.sha))
+        return entries
+
+    def _read_blob(self, blob: ObjectID) -> tuple[int, str | None]:
+        data = self.git.object_store[blob].as_raw_string()
+        pointer = read_pointer(data)
+        return (pointer[1], pointer[0]) if pointer else (len(data), None)
+
+    # -- writing ---------------------------------------------------------------------------------------------------
+
+    def store_blob(self, content: bytes) -> str:
+        """Keep a file's content for a commit to come; without one it is never seen."""
+        blob = Blob.from_string(content)
+        with self.lock.held():
+            self.git.object_store.add_object(blob)
+        return blob.id.decode()
+
+    def commit(
+        self,
+        ref: str,
+        changes: Changes,
+        message: str,
+        author: str,
+        parent: str | None = None,
+        start: str | None = None,
+    ) -> str:
+        """Apply changes on top of a branch.
+
+        Args:
+            ref: full name, such as ``refs/heads/main``.
+            changes: to its files.
+            message: of the commit.
+            author: user name.
+            parent: the commit that the caller saw, or at least 7 of its characters; if the branch has moved since,
+                nothing happens.
+            start: for a branch that does not exist yet: the commit that it starts from.
+
+        Raises:
+            HubAnswer: 412 if the branch is not at ``parent``.
+        """
+        with self.lock.held():
+            head = start or self.resolve(ref)
+            if parent is not None and not (len(parent) >= 7 and head.startswith(parent)):
+                raise HubAnswer(412, "A commit has happened since. Please refresh and try again.")
+            kept = {path: entry.blob_id for path, entry in self.files(head).items()}
+            _apply(changes, kept)
+            return self._store_commit(ref, kept, message, author, head, new=start is not None)
+
+    def create(self, author: str) -> None:
+        """The first commit on ``main``."""
+        blob = self.store_blob(_GITATTRIBUTES)
+        self._store_commit("refs/heads/main", {".gitattributes": blob}, "initial commit", author, None, new=True)
+
+    def add_ref(self, ref: str, commit: str) -> None:
+        name: Any = ref.encode("utf-8", "replace")
+        # A branch named like a commit would hide that commit.
+        if not check_ref_format(name) or _HASH.fullmatch(ref.split("/", 2)[-1]):
+            raise HubAnswer(400, f"Invalid reference name: {ref}")
+        with self.lock.held():
+            try:
+                added = self.git.refs.add_if_new(name, ObjectID(commit.encode()))
+            except OSError as error:  # git keeps a/b as a file in folder a, where branch a would be
+                raise HubAnswer(409, f"Reference {ref} is in the way of another: {error.strerror}") from None
+        if not added:
+            raise HubAnswer(409, f"Reference already exists: {ref}")
+
+    def delete_ref(self, ref: str) -> None:
+        if ref == "refs/heads/main":
+            raise HubAnswer(400, "The default branch cannot be deleted")
+        with self.lock.held():
+            if ref not in self.refs():
+                raise HubAnswer(404, f"Reference does not exist: {ref}", code="RevisionNotFound")
+            self.git.refs.remove_if_equals(ref.encode(), None)  # type: ignore[arg-type]
+
+    def conflicts(self, source: str, target: str) -> tuple[Changes, list[str]]:
+        """What a pull request changes, and the files among it that the branch has changed since."""
+        ours, theirs = self.resolve(target), self.resolve(source)
+        known = {commit.id for commit in self.history(ours)}
+        base = next((commit.id.decode() for commit in self.history(theirs) if commit.id in known), None)
+        before = self.files(base) if base else {}
+        after, current = self.files(theirs), self.files(ours)
+        changed = {path for path in before.keys() | after.keys() if before.get(path) != after.get(path)}
+        clash = {path for path in changed if before.get(path) != current.get(path)}
+        # The same change on both sides is no conflict, and there is nothing left to do about it.
+        done = {path for path in clash if after.get(path) == current.get(path)}
+        files = {path: after[path].blob_id if path in after else None for path in changed - done}
+        return Changes(files), sorted(clash - done)
+
+    def merge(self, source: str, target: str, message: str, author: str) -> str:
+        """Apply a pull request's changes to a branch; refused if the branch changed one of the same files."""
+        with self.lock.held():
+            changes, clash = self.conflicts(source, target)
+            if clash:
+                raise HubAnswer(409, f"Cannot merge, files changed on both sides: {', '.join(clash)}")
+            return self.commit(target, changes, message, author)
+
+    def _store_commit(
+        self, ref: str, blobs: dict[str, str], message: str, author: str, parent: str | None, *, new: bool
+    ) -> str:
+        entries = [(path.encode(), ObjectID(blob.encode()), 0o100644) for path, blob in blobs.items()]
+        commit = Commit()
+        commit.tree = commit_tree(self.git.object_store, entries)
+        commit.parents = [ObjectID(parent.encode())] if parent else []
+        commit.author = commit.committer = f"{author} <{author}@localhost>".encode()
+        commit.author_time = commit.commit_time = int(time.time())
+        commit.author_timezone = commit.commit_timezone = 0
+        commit.encoding = b"UTF-8"
+        commit.message = message.encode()
+        self.git.object_store.add_object(commit)
+        name: Any = ref.encode()
+        moved = (
+            self.git.refs.add_if_new(name, commit.id)
+            if new or parent is None
+            else self.git.refs.set_if_equals(name, ObjectID(parent.encode()), commit.id)
+        )
+        if not moved:  # by git itself: everybody else holds the lock
+            raise HubAnswer(412, "A commit has happened since. Please refresh and try again.")
+        return commit.id.decode()
+
+    # -- what git does not know ------------------------------------------------------------------------------------
+
+    def meta(self) -> dict[str, Any]:
+        """Settings, likes, access requests and discussions."""
+        try:
+            known = json.loads((self.folder / _META).read_text(encoding="utf-8"))
+        except FileNotFoundError:  # deleted since it was found
+            raise HubAnswer(404, "Repository not found", code="RepoNotFound") from None
+        defaults = {"private": False, "gated": False, "downloads": 0, "likes": {}, "access": {}, "discussions": []}
+        return {**defaults, **known}
+
+    @contextmanager
+    def changing(self) -> Iterator[dict[str, Any]]:
+        """The same, to be changed inside the block; an exception leaves everything as it was."""
+        with self.lock.held():
+            meta = self.meta()
+            yield meta
+            self.write_meta(meta)
+
+    def write_meta(self, meta: dict[str, Any]) -> None:
+        write_atomically(self.folder / _META, json.dumps(meta).encode())
+
+    def has_lfs(self, oid: str) -> bool:
+        """Whether a large file was uploaded to this repository.
+
+        That it is somewhere on the Hub does not count: its hash would be enough to read anybody's private file.
+        """
+        return (self.folder / "lfs" / oid).is_file()
+
+    def add_lfs(self, oid: str) -> None:
+        mark = self.folder / "lfs" / oid
+        mark.parent.mkdir(exist_ok=True)
+        mark.touch()
+
+
+_GITATTRIBUTES = b"*.safetensors filter=lfs diff=lfs merge=lfs -text\n*.bin filter=lfs diff=lfs merge=lfs -text\n"
+
+
+def _apply(changes: Changes, kept: dict[str, str]) -> None:
+    """Change a listing of files in place."""
+    for folder in changes.folders:
+        inside = [path for path in kept if path.startswith(folder.rstrip("/") + "/")]
+        if not inside:
+            raise HubAnswer(404, f"Entry not found: {folder}", code="EntryNotFound")
+        for path in inside:
+            del kept[path]
+    for path, blob in changes.files.items():
+        if blob is not None:
+            kept[path] = blob
+        elif kept.pop(path, None) is None:
+            raise HubAnswer(404, f"Entry not found: {path}", code="EntryNotFound")
+    for path in changes.files:
+        parts = path.split("/")
+        taken = next((f for f in ("/".join(parts[:n]) for n in range(1, len(parts))) if f in kept), None)
+        if taken and path in kept:
+            raise HubAnswer(400, f"{path} cannot be added: {taken} is a file, not a folder")
+    folders = {path.rpartition("/")[0] for path in kept}
+    folders |= {f[:i] for f in folders for i, c in enumerate(f) if c == "/"}
+    for path in changes.files:
+        if path in kept and path in folders:
+            raise HubAnswer(400, f"{path} cannot be added: it is a folder, not a file")

@@ -1,0 +1,69 @@
+"""Uploads of large files: what is needed, the upload itself, and whether it arrived."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+
+from .access import hub, target, writer
+from .errors import HubAnswer
+from .lfs import check_signature, signed_query
+from .requests import Body, with_body
+
+
+@with_body
+def lfs_batch(request: Request, body: Body) -> Response:
+    """Say which files to upload, and where; whoever may open a pull request may upload."""
+    writer(request)
+    found, lfs = target(request), hub(request).storage.lfs
+    base, objects = str(request.base_url).rstrip("/"), []
+    for oid, size in _objects(body):
+        row: dict[str, Any] = {"oid": oid, "size": size, "authenticated": True}
+        if not (lfs.has(oid) and found.repository.has_lfs(oid)):
+            query = signed_query(hub(request).secret, oid, found.kind, found.repo_id, size)
+            row["actions"] = {
+                "upload": {"href": f"{base}/lfs/{oid}?{query}", "header": {}},
+                "verify": {"href": f"{base}{found.path}.git/info/lfs/verify", "header": {}},
+            }
+        objects.append(row)
+    return JSONResponse({"transfer": "basic", "objects": objects})
+
+
+def _objects(body: Body) -> list[tuple[str, int]]:
+    try:
+        objects = [(str(item["oid"]), int(item["size"])) for item in body["objects"]]
+    except (KeyError, TypeError, ValueError):
+        raise HubAnswer(422, "Malformed LFS batch") from None
+    if any(size < 0 for _, size in objects):
+        raise HubAnswer(422, "Malformed LFS batch")
+    return objects
+
+
+async def lfs_upload(request: Request) -> Response:
+    """Store one file, for whoever holds the address that `lfs_batch` gave out."""
+    oid, here = request.path_params["oid"], hub(request)
+    kind, repo_id, size = check_signature(here.secret, oid, dict(request.query_params))
+    found = await run_in_threadpool(here.storage.find, kind, repo_id)
+    if found is None:
+        raise HubAnswer(404, "Repository not found", code="RepoNotFound")
+    try:
+        await here.storage.lfs.receive(oid, size, request.stream())
+    except ClientDisconnect:
+        return Response(status_code=400)  # nobody is there to read it
+    found.add_lfs(oid)
+    return Response()
+
+
+@with_body
+def lfs_verify(request: Request, body: Body) -> Response:
+    """Whether an upload arrived whole."""
+    writer(request)
+    found = target(request)
+    for oid, size in _objects({"objects": [body]}):
+        path = hub(request).storage.lfs.path(oid)
+        if not (found.repository.has_lfs(oid) and path.is_file() and path.stat().st_size == size):
+            raise HubAnswer(404, f"No complete upload of {oid} with {size} bytes")
+    return JSONResponse({})

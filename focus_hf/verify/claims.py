@@ -1,0 +1,53 @@
+"""A claim of a card, and what became of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+#: What may become of a claim. Only ``DIFFERS`` speaks against the card.
+HOLDS, DIFFERS, UNCHECKED = "holds", "differs", "not checked"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One claim.
+
+    Args:
+        what: it is about.
+        claimed: as the card has it.
+        measured: here, ``None`` where nothing was.
+        verdict: one of the three above.
+        note: why, where it is not plain.
+    """
+
+    what: str
+    claimed: str
+    measured: str | None
+    verdict: str
+    note: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def same(what: str, claimed: object, measured: object, note: str = "") -> Claim:
+    """A claim that holds if both are equal."""
+    return Claim(what, str(claimed), str(measured), HOLDS if claimed == measured else DIFFERS, note)
+
+
+def close(what: str, claimed: float, measured: float, tolerance: float, form: str = "{:.4g}", note: str = "") -> Claim:
+    """A claim that holds if the numbers are at most ``tolerance`` apart."""
+    verdict = HOLDS if abs(claimed - measured) <= tolerance else DIFFERS
+    return Claim(what, form.format(claimed), form.format(measured), verdict, note)
+
+
+def unchecked(what: str, claimed: object, why: str) -> Claim:
+    """A claim that could not be looked at."""
+    return Claim(what, str(claimed), None, UNCHECKED, why)
+
+
+def all_hold(claims: Sequence[Claim]) -> bool:
+    """Whether nothing speaks against the card."""
+    return all(claim.verdict != DIFFERS for claim in claims)

@@ -1,0 +1,72 @@
+"""Verify an adapter: every claim of its card that can be checked here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ..evaluate import load_adapted
+from ..evaluate.sample import TokenSample
+from ..hub import adapter_folder, load_results, read_config
+from .claims import Claim, unchecked
+from .files import check_files, load_report
+from .measured import check_balance, check_groups, check_perplexities, check_sample
+
+
+def verify(
+    adapter: str,
+    *,
+    texts: Sequence[str] = (),
+    treebanks: Sequence[str] = (),
+    base: str | None = None,
+    revision: str | None = None,
+    device: str = "cpu",
+    files_only: bool = False,
+    tick: Callable[[str], None] = lambda done: None,
+) -> list[Claim]:
+    """Measure a card's claims again.
+
+    Texts are found by themselves where they are data sets on the Hub; files must be given, and are known by their
+    content.
+
+    Args:
+        adapter: folder or Hub id.
+        texts: text files that may be those the card names.
+        treebanks: ``.conllu`` files of its group report.
+        base: base model, if not the one that the adapter names.
+        revision: of the adapter on the Hub.
+        device: where to run.
+        files_only: check what needs no model.
+        tick: told what is done.
+
+    Returns:
+        All claims in the order of the card; see `focus_hf.verify.claims.all_hold`.
+
+    Raises:
+        AdapterFileError: it is not a sound Focus adapter.
+        HubError: the Hub refused or was not reached.
+        ValueError: the base model is not to be had.
+    """
+    folder = adapter_folder(adapter, revision=revision)
+    config, results = read_config(folder), load_results(folder)
+    report, sample = load_report(folder), TokenSample.load(folder)
+    claims = list(check_files(folder, config, results, report, sample))
+    tick("files")
+    if files_only:
+        return claims
+    model, tokenizer, _ = load_adapted(str(folder), base=base, device=device)
+    tick("model loaded")
+    claims += check_sample(model, sample)
+    if results is not None:
+        claims += check_perplexities(model, tokenizer, results, texts, tick)
+        claims += check_balance(model, tokenizer, results, texts)
+        if results.speed:
+            claims.append(unchecked("speed", "", f"depends on the machine: focus-hf bench --adapter {adapter}"))
+        if results.retrieval:
+            claims.append(unchecked("retrieval", "", "focus-hf eval --retrieval measures it again"))
+        if results.benchmarks:
+            names = ", ".join(dict.fromkeys(str(row["task"]) for row in results.benchmarks))
+            claims.append(unchecked("benchmarks", names, f"focus-hf eval --tasks {names} measures them again"))
+    if report is not None:
+        tick("groups")
+        claims += check_groups(model, tokenizer, report, texts, treebanks)
+    return claims

@@ -1,0 +1,161 @@
+"""Cards: what is generated is refreshed, what a person wrote stays, whatever it is."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+from huggingface_hub import ModelCard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from focus_hf.hub import Evaluation, FocusModelCard, Results, save_results
+from focus_hf.hub.adapter_files import AdapterConfig
+from focus_hf.hub.base import BaseFacts, check_fits
+from focus_hf.hub.card_metadata import check_finite, merge_metadata
+from focus_hf.hub.card_sections import CardText, Section
+from focus_hf.hub.save import save_adapter
+from tests.families import focus_model
+from tests.hub.test_push_pull import RESULTS, ROWS
+
+
+@pytest.fixture(scope="module")
+def adapter(tmp_path_factory):
+    return save_adapter(focus_model("llama"), tmp_path_factory.mktemp("card") / "adapter")
+
+
+def make(adapter, **options):
+    return FocusModelCard.from_adapter(adapter, repo_id="me/focus", base_model="org/base", **options)
+
+
+def test_a_card_made_twice_is_the_same(adapter):
+    card = make(adapter, results=RESULTS)
+    assert str(card) == str(make(adapter, results=RESULTS)) == str(card.refreshing(str(card)))
+    names = CardText.parse(card.text).names
+    assert names == ["summary", "use", "quality", "training", "limits", "provenance", "citation"]
+    assert FocusModelCard(str(card)).metadata == card.metadata
+
+
+def test_refreshing_keeps_every_word_and_tag_that_a_person_wrote(adapter):
+    old = make(adapter, results=RESULTS)
+    written = str(old).replace("## Use", "## Use\n\nMy own hint inside a section.")  # edited: stays as it is
+    written = written.replace("<!-- focus_hf:begin limits", "# Story\n\nWhy I made it.\n\n<!-- focus_hf:begin limits")
+    start, end = written.index("<!-- focus_hf:begin citation"), written.index("<!-- focus_hf:end citation -->")
+    written = written[:start] + written[end + len("<!-- focus_hf:end citation -->\n") :] + "Last words.\n"
+    head, _, rest = written[4:].partition("\n---\n")
+    data = yaml.safe_load(head)
+    data["tags"] += ["legal"]
+    data |= {"license": "mit", "thumbnail": "x.png", "co2_eq_emissions": 12}
+    written = f"---\n{yaml.safe_dump(data)}---\n{rest}"
+
+    better = Results([Evaluation("held-out text", 48, [{**ROWS[0], "perplexity": 9.0}, ROWS[2]])])
+    new = make(adapter, results=better, base=BaseFacts("org/base", "0" * 40, license="apache-2.0"))
+    card = new.refreshing(written)
+    for kept in ("My own hint inside a section.", "# Story", "Why I made it.", "Last words."):
+        assert kept in card.text
+    assert "9.00" in card.text and "12.50" not in card.text  # refreshed
+    assert "focus_hf:begin citation" not in card.text  # removed by hand: it stays away
+    assert "focus_hf:begin training" not in card.text  # its data is gone
+    assert "legal" in card.metadata["tags"] and card.metadata["thumbnail"] == "x.png"
+    assert card.metadata["license"] == "mit"  # what the base model says is second to what a person says
+    assert str(new.refreshing(str(card))) == str(card)
+
+
+def test_a_stated_licence_wins_over_the_base_models_and_an_older_card_over_that(adapter):
+    base = BaseFacts("org/base", "0" * 40, license="llama3", language=["en", "de"])
+    assert make(adapter).metadata.get("license") is None
+    inherited = make(adapter, base=base)
+    assert inherited.metadata["license"] == "llama3" and inherited.metadata["language"] == ["en", "de"]
+    assert make(adapter, base=base, license="mit").metadata["license"] == "mit"
+    by_hand = str(inherited).replace("license: llama3", "license: cc0-1.0")
+    assert make(adapter, base=base).refreshing(by_hand).metadata["license"] == "cc0-1.0"
+    assert make(adapter, base=base, license="mit").refreshing(by_hand).metadata["license"] == "mit"
+
+
+def test_results_of_other_origin_stay_in_the_model_index(adapter):
+    old = make(adapter, results=RESULTS).metadata
+    old["model-index"][0]["results"].append(
+        {
+            "task": {"type": "text-generation"},
+            "dataset": {"type": "a", "name": "a"},
+            "metrics": [{"type": "bleu", "value": 1, "name": "BLEU"}],
+        }
+    )
+    index = merge_metadata(old, make(adapter, results=RESULTS).metadata)["model-index"]
+    names = [metric.get("name") for result in index[0]["results"] for metric in result["metrics"]]
+    assert names.count("BLEU") == 1 and len(names) == 6
+
+
+def test_a_template_of_ones_own(adapter, tmp_path):
+    own = tmp_path / "mine.md.jinja"
+    own.write_text(
+        "<!-- focus_hf:card -->\n# {{ repo_id }}\n<!-- focus_hf:begin facts -->\nK={{ config.num_groups }}\n"
+        "<!-- focus_hf:end facts -->\n"
+    )
+    card = make(adapter, template=own)
+    assert "K=4" in card.text and "## Use" not in card.text and CardText.parse(card.text).names == ["facts"]
+    own.write_text("{{ config.__class__.__mro__[1].__subclasses__() }}")  # from a stranger: the sandbox says no
+    with pytest.raises(Exception, match="unsafe"):
+        make(adapter, template=own)
+    with pytest.raises(ValueError, match="does not exist"):
+        make(adapter, template=tmp_path / "none.jinja")
+
+
+def test_any_metadata_can_be_set_and_numbers_are_plain(adapter):
+    import numpy as np
+
+    card = make(adapter, metadata={"tags": ["law"], "model_name": "X", "score": np.float32(0.5), "n": np.int64(3)})
+    data = yaml.safe_load(str(card)[4:].partition("\n---\n")[0])
+    assert "law" in data["tags"] and "focus" in data["tags"] and data["score"] == 0.5 and data["n"] == 3
+    with pytest.raises(ValueError, match="metadata.score is nan"):
+        make(adapter, metadata={"score": float("nan")})
+    assert check_finite({"a": [np.float64(1.0), (True, None)]}) == {"a": [1.0, [True, None]]}
+
+
+def test_speed_is_shown_with_its_machine(adapter):
+    row = {"what": "prefill", "length": 16384, "num_groups": 4, "top_k": 1, "dense_ms": 200.0, "focus_ms": 50.0}
+    card = make(adapter, results=Results(speed=[{**row, "measured_with": "one | GPU"}]))
+    assert "| prefill | 16,384 | 1 | 200.0 | 50.0 | 4.00x |" in card.text and "On one &#124; GPU." in card.text
+    assert "4.00 times dense attention's" in card.text
+
+
+def test_the_shapes_must_be_those_of_the_base_model():
+    config = AdapterConfig(hidden_size=32, layers=[0, 1, 2])
+    check_fits(config, BaseFacts("org/base", "", config={"hidden_size": 32, "num_hidden_layers": 3}))
+    check_fits(config, BaseFacts("org/base", "", config={"text_config": {"n_embd": 32, "n_layer": 4}}))
+    with pytest.raises(ValueError, match="hidden_size 32, but org/base has 64"):
+        check_fits(config, BaseFacts("org/base", "", config={"hidden_size": 64}))
+    with pytest.raises(ValueError, match="routes layer 2, but org/base has 2 layers"):
+        check_fits(config, BaseFacts("org/base", "", config={"num_hidden_layers": 2}))
+
+
+words = st.text(st.characters(codec="utf-8", exclude_characters="\r\x85\u2028\u2029"), max_size=40)
+names = st.lists(st.sampled_from(["use", "quality", "groups", "limits"]), unique=True)
+
+
+@settings(max_examples=60, deadline=None)
+@given(names, names, st.lists(words, min_size=5, max_size=5), words)
+def test_no_words_are_lost_whatever_they_are(before, after, between, body):
+    """Text between sections survives a refresh, and a second refresh changes nothing."""
+    between = [text.replace("<!--", "") for text in between]
+    parts = []
+    for name, text in zip(before, between, strict=False):
+        parts += [Section(f"old {name}\n", name), Section(text + "\n")]
+    old = CardText.parse(str(CardText(parts, frozenset(before))))
+    new = CardText([Section(f"new {name} {body.replace('<!--', '')}\n", name) for name in after], frozenset(after))
+    once = old.refreshed(new)
+    assert str(CardText.parse(str(once)).refreshed(new)) == str(once)
+    for text in between[: len(before)]:
+        assert text in str(once)
+    assert set(once.names) == set(after)
+    for name in after:
+        assert f"new {name} " in str(once)
+
+
+def test_reading_by_the_hubs_own_client(adapter, tmp_path):
+    save_results(RESULTS, adapter)
+    card = make(adapter)
+    card.save(tmp_path / "README.md")
+    again = ModelCard.load(tmp_path / "README.md")
+    assert again.data.eval_results is not None and again.data.base_model == "org/base"
+    assert again.data.to_dict()["focus"]["perplexity_change"] == pytest.approx(5.0)
+    (adapter / "focus_results.json").unlink()

@@ -1,0 +1,227 @@
+"""Pushing to a repository that others use too: their words, their pushes, their files."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import warnings
+from pathlib import Path
+
+import pytest
+from huggingface_hub import HfApi, hf_hub_download
+
+import focus_hf
+from focus_hf.hub import HubError, PushPlan, save_results
+from focus_hf.hub.save import save_adapter
+from focus_hf.hub.server import LocalHub
+from tests.families import base_model, focus_model
+from tests.hub.test_push_pull import RESULTS, change_weights
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory):
+    with LocalHub(tmp_path_factory.mktemp("hub")) as running:
+        yield running
+
+
+@pytest.fixture
+def api(hub):
+    return HfApi(endpoint=hub.endpoint, token="t")
+
+
+@pytest.fixture
+def adapter(tmp_path):
+    return save_adapter(focus_model("llama"), tmp_path / "adapter")
+
+
+@pytest.fixture
+def name(request):
+    return "demo/" + request.node.name.split("[")[0].replace("_", "-")[:60]
+
+
+def push(hub, source, name, **options):
+    options = {"base_model": "demo/base", "license": "mit", **options}
+    return focus_hf.push_to_hub(source, name, endpoint=hub.endpoint, token="t", **options)
+
+
+def card_of(hub, name, revision=None):
+    return Path(hf_hub_download(name, "README.md", endpoint=hub.endpoint, revision=revision)).read_text()
+
+
+def write_card(api, name, text):
+    api.upload_file(path_or_fileobj=text.encode(), path_in_repo="README.md", repo_id=name)
+
+
+def test_words_on_the_hub_stay_and_the_difference_is_shown(hub, api, adapter, name):
+    push(hub, adapter, name)
+    write_card(api, name, card_of(hub, name) + "\nThanks to everybody.\n")
+    save_results(RESULTS, adapter)
+    plan = push(hub, adapter, name, dry_run=True)
+    assert isinstance(plan, PushPlan) and "+## Quality" in plan.card_changes and "-Thanks" not in plan.card_changes
+    push(hub, adapter, name)
+    assert "Thanks to everybody." in card_of(hub, name) and "## Quality" in card_of(hub, name)
+    assert list(push(hub, adapter, name, dry_run=True).files) == [
+        "adapter_config.json",
+        "adapter_model.safetensors",
+        "focus_results.json",
+    ]
+
+
+def test_words_in_the_folder_go_along(hub, adapter, name):
+    save_results(RESULTS, adapter)
+    card = focus_hf.FocusModelCard.from_adapter(adapter, repo_id="your-name/x", base_model="demo/base")
+    (adapter / "README.md").write_text(f"{card}\nI trained it on my diary.\n")
+    push(hub, adapter, name)
+    text = card_of(hub, name)
+    assert "I trained it on my diary." in text and f"# {name}" in text and "your-name/x" not in text
+
+
+def test_two_sets_of_words_stop_the_push(hub, api, adapter, name):
+    push(hub, adapter, name)
+    write_card(api, name, card_of(hub, name) + "\nWords on the Hub.\n")
+    (adapter / "README.md").write_text(card_of(hub, name).replace("Words on the Hub.", "Words in the folder."))
+    before = api.model_info(name).sha
+    with pytest.raises(ValueError, match="bring them together.*--force"):
+        push(hub, adapter, name)
+    assert api.model_info(name).sha == before
+    push(hub, adapter, name, force=True)
+    assert "Words in the folder." in card_of(hub, name) and "Words on the Hub." not in card_of(hub, name)
+
+
+def test_force_replaces_a_card_written_by_hand(hub, api, adapter, name):
+    api.create_repo(name)
+    write_card(api, name, "# mine\n")
+    with pytest.warns(UserWarning, match="written by hand"):
+        push(hub, adapter, name)
+    assert card_of(hub, name) == "# mine\n"
+    push(hub, adapter, name, force=True)
+    assert "# mine" not in card_of(hub, name) and "focus_hf:card" in card_of(hub, name)
+
+
+def between(api, monkeypatch, what):
+    """Run ``what`` once, after the push has looked at the repository and before its commit."""
+    commit, done = HfApi.create_commit, []
+
+    def slow(self, *args, **kwargs):
+        if not done and threading.current_thread() is threading.main_thread():
+            done.append(True)
+            what()
+        return commit(self, *args, **kwargs)
+
+    monkeypatch.setattr(HfApi, "create_commit", slow)
+
+
+def test_a_push_in_between_that_concerns_other_files_is_no_matter(hub, api, adapter, name, monkeypatch):
+    push(hub, adapter, name)
+    save_results(RESULTS, adapter)
+    words = card_of(hub, name) + "\nAdded just now.\n"
+
+    def meanwhile():
+        api.upload_file(path_or_fileobj=b"x", path_in_repo="notes.txt", repo_id=name)
+        write_card(api, name, words)
+
+    between(api, monkeypatch, meanwhile)
+    push(hub, adapter, name)
+    assert "Added just now." in card_of(hub, name) and "## Quality" in card_of(hub, name)
+    assert "notes.txt" in api.list_repo_files(name)
+
+
+def test_a_push_in_between_that_changes_the_same_file_stops_ours(hub, api, adapter, name, monkeypatch):
+    push(hub, adapter, name)
+    theirs = b'{"theirs": 1}'
+    between(
+        api,
+        monkeypatch,
+        lambda: api.upload_file(path_or_fileobj=theirs, path_in_repo="adapter_config.json", repo_id=name),
+    )
+    change_weights(adapter, lambda tensors: tensors[sorted(tensors)[0]].add_(1.0))
+    with pytest.raises(HubError, match="Somebody pushed adapter_config.json to .* meanwhile"):
+        push(hub, adapter, name)
+    assert Path(hf_hub_download(name, "adapter_config.json", endpoint=hub.endpoint)).read_bytes() == theirs
+
+
+def test_two_processes_push_at_once_and_nothing_is_lost(hub, adapter, tmp_path, name):
+    """Either both arrive one after the other, or one is told to look again; never a mixture."""
+    push(hub, adapter, name)
+    code = """
+import sys, focus_hf
+options = {"base_model": "demo/base", "license": "mit", "endpoint": sys.argv[3], "token": "t"}
+focus_hf.push_to_hub(sys.argv[1], sys.argv[2], **options)
+"""
+    folders = []
+    for number in (1, 2):
+        folder = save_adapter(focus_model("llama"), tmp_path / f"adapter{number}")
+        change_weights(folder, lambda tensors, number=number: tensors[sorted(tensors)[0]].fill_(float(number)))
+        folders.append(folder)
+    arguments = [[sys.executable, "-c", code, str(folder), name, hub.endpoint] for folder in folders]
+    running = [subprocess.Popen(a, stderr=subprocess.PIPE, text=True) for a in arguments]
+    errors = [process.communicate()[1] for process in running]
+    for process, error in zip(running, errors, strict=True):
+        assert process.returncode == 0 or "HubError" in error, error[-2000:]
+    assert any(process.returncode == 0 for process in running)
+    pulled = focus_hf.pull(name, endpoint=hub.endpoint)
+    weights = (pulled / "adapter_model.safetensors").read_bytes()
+    assert weights in [(folder / "adapter_model.safetensors").read_bytes() for folder in folders]
+
+
+def test_a_branch_that_is_not_there_is_made(hub, api, adapter, name):
+    push(hub, adapter, name)
+    save_results(RESULTS, adapter)
+    push(hub, adapter, name, revision="next")
+    assert "focus_results.json" in api.list_repo_files(name, revision="next")
+    assert "focus_results.json" not in api.list_repo_files(name)
+
+
+def test_the_base_model_on_the_hub_gives_its_licence_and_is_checked(hub, api, adapter, name, tmp_path):
+    base_model("llama").save_pretrained(tmp_path / "base")
+    (tmp_path / "base" / "README.md").write_text("---\nlicense: llama3\nlanguage: en\n---\n# base\n")
+    api.create_repo("demo/licensed-base", exist_ok=True)
+    api.upload_folder(folder_path=tmp_path / "base", repo_id="demo/licensed-base")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        push(hub, adapter, name, base_model="demo/licensed-base", license=None)
+    assert api.model_info(name).card_data.license == "llama3"
+    other = save_adapter(focus_model("gpt2"), tmp_path / "gpt2")
+    config = (other / "adapter_config.json").read_text().replace('"hidden_size": 32', '"hidden_size": 48')
+    if '"hidden_size": 48' in config:
+        (other / "adapter_config.json").write_text(config)
+        change_weights(
+            other,
+            lambda tensors: tensors.update(
+                {k: v.new_zeros(v.shape[0], 48) for k, v in tensors.items() if k.endswith("focus_proj")}
+            ),
+        )
+    with pytest.raises(ValueError, match="hidden_size 48, but demo/licensed-base has 32"):
+        push(hub, other, name + "-2", base_model="demo/licensed-base")
+    assert not api.repo_exists(name + "-2")
+
+
+def test_links_in_the_folder_are_not_followed(hub, api, adapter, name, tmp_path):
+    (tmp_path / "secret.png").write_bytes(b"secret")
+    (adapter / "figures").mkdir()
+    (adapter / "figures" / "x.png").symlink_to(tmp_path / "secret.png")
+    push(hub, adapter, name)
+    assert "figures/x.png" not in api.list_repo_files(name)
+
+
+def test_results_of_registered_benchmarks_go_where_the_hub_reads_them(hub, api, adapter, name):
+    for dataset, declared in (("demo/exam", "tasks:\n- id: hard_exam\n"), ("demo/plain", None)):
+        api.create_repo(dataset, repo_type="dataset", exist_ok=True)
+        if declared:
+            api.upload_file(
+                path_or_fileobj=declared.encode(), path_in_repo="eval.yaml", repo_id=dataset, repo_type="dataset"
+            )
+    row = {"metric": "acc", "dense": 0.5, "focus": 0.25, "stderr": None}
+    tasks = [("hard_exam", "demo/exam"), ("other", "demo/plain"), ("local", None), ("x", "demo/none")]
+    results = type(RESULTS)(benchmarks=[{"task": task, "dataset": dataset, **row} for task, dataset in tasks])
+    save_results(results, adapter)
+    plan = push(hub, adapter, name, dry_run=True)
+    assert [file for file in plan.files if file.startswith(".eval")] == [".eval_results/demo__exam.yaml"]
+    push(hub, adapter, name)
+    text = Path(hf_hub_download(name, ".eval_results/demo__exam.yaml", endpoint=hub.endpoint)).read_text()
+    import yaml
+    from huggingface_hub._eval_results import parse_eval_result_entries
+
+    (entry,) = parse_eval_result_entries(yaml.safe_load(text))
+    assert (entry.dataset_id, entry.task_id, entry.value) == ("demo/exam", "hard_exam", 0.25)

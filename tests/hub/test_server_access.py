@@ -1,0 +1,244 @@
+"""The local Hub's tokens, roles, namespaces, private and gated repositories, as the real client sees them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from huggingface_hub import HfApi, ModelCard, hf_hub_download
+from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
+
+from focus_hf.hub.server import LocalHub, User
+from tests.families import httpx
+
+USERS = {
+    "ada-w": "ada",
+    "ada-r": User("ada", role="read"),
+    "bob-w": "bob",
+    "carol-w": User("carol", orgs=("lab",)),
+    "old": User("ada", expires=datetime.now(UTC) - timedelta(seconds=1)),
+    "young": User("ada", expires=datetime.now(UTC) + timedelta(hours=1)),
+}
+
+HTTP = httpx.Client()
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory):
+    with LocalHub(tmp_path_factory.mktemp("hub"), users=USERS) as running:
+        yield running
+
+
+@pytest.fixture
+def api(hub):
+    """The client of a token; ``False`` for none."""
+    return lambda token: HfApi(endpoint=hub.endpoint, token=token)
+
+
+@pytest.fixture
+def repo(api, request):
+    """A repository of ada's with a card and weights."""
+    name = "ada/" + request.node.name.split("[")[0].replace("_", "-")[-60:].strip("-")
+    api("ada-w").create_repo(name)
+    api("ada-w").upload_file(path_or_fileobj=b"# Card\n", path_in_repo="README.md", repo_id=name)
+    api("ada-w").upload_file(path_or_fileobj=b"weights", path_in_repo="w.bin", repo_id=name)
+    return name
+
+
+def refusal(call, *args, **kwargs):
+    with pytest.raises(HfHubHTTPError) as error:
+        call(*args, **kwargs)
+    return error.value.response.status_code, str(error.value)
+
+
+def test_whoami_tells_role_and_organisations(api):
+    me = api("carol-w").whoami()
+    assert me["name"] == "carol" and [org["name"] for org in me["orgs"]] == ["lab"]
+    assert me["auth"]["accessToken"]["role"] == "write"
+    assert api("ada-r").whoami()["auth"]["accessToken"]["role"] == "read"
+    assert api("young").whoami()["name"] == "ada"
+
+
+def test_unknown_and_expired_tokens(api, hub, repo):
+    for token, message in (("wrong", "Invalid credentials in Authorization header"), ("old", "is expired")):
+        status, text = refusal(api(token).model_info, repo)
+        assert status == 401 and message in text
+        assert refusal(api(token).whoami)[0] == 401
+    assert HTTP.get(f"{hub.endpoint}/api/whoami-v2").status_code == 401
+
+
+def test_a_read_token_changes_nothing(api, repo):
+    reader = api("ada-r")
+    before = reader.model_info(repo).sha
+    for call, args in (
+        (reader.create_repo, ["ada/new"]),
+        (reader.update_repo_settings, [repo]),
+        (reader.delete_repo, [repo]),
+        (reader.create_discussion, [repo, "title"]),
+    ):
+        kwargs = {"private": True} if call == reader.update_repo_settings else {}
+        status, text = refusal(call, *args, **kwargs)
+        assert status == 403 and "write token" in text
+    for kwargs in ({"create_pr": True}, {"create_pr": False}):
+        status, _ = refusal(reader.upload_file, path_or_fileobj=b"x", path_in_repo="x", repo_id=repo, **kwargs)
+        assert status == 403
+    assert reader.create_branch and refusal(reader.create_branch, repo, branch="b")[0] == 403
+    info = reader.model_info(repo)
+    assert info.sha == before and not info.private and not reader.repo_exists("ada/new")
+
+
+def test_users_write_in_their_own_namespaces(api, repo):
+    status, text = refusal(api("bob-w").create_repo, "ada/bobs")
+    assert status == 403 and "rights to create a model under the namespace" in text
+    status, text = refusal(api("bob-w").upload_file, path_or_fileobj=b"x", path_in_repo="x", repo_id=repo)
+    assert status == 403 and "create_pr=1" in text
+    assert refusal(api("bob-w").delete_repo, repo)[0] == 403
+    assert refusal(api("bob-w").create_tag, repo, tag="v1")[0] == 403
+    assert refusal(api("bob-w").update_repo_settings, repo, private=True)[0] == 403
+    api("carol-w").create_repo("lab/shared")
+    api("carol-w").upload_file(path_or_fileobj=b"x", path_in_repo="x", repo_id="lab/shared")
+    assert api(False).list_repo_commits("lab/shared")[0].authors == ["carol"]
+    assert api("ada-w").model_info(repo).sha == api("bob-w").model_info(repo).sha
+
+
+def test_anybody_may_suggest_changes_but_not_accept_them(api, repo):
+    bob, ada = api("bob-w"), api("ada-w")
+    info = bob.upload_file(path_or_fileobj=b"x", path_in_repo="x.txt", repo_id=repo, create_pr=True)
+    bob.upload_file(path_or_fileobj=b"y", path_in_repo="y.txt", repo_id=repo, revision=info.pr_revision)
+    upload = {"path_or_fileobj": b"z", "path_in_repo": "z", "repo_id": repo, "revision": info.pr_revision}
+    assert refusal(api("carol-w").upload_file, **upload)[0] == 403
+    assert refusal(bob.merge_pull_request, repo, info.pr_num)[0] == 403
+    ada.merge_pull_request(repo, info.pr_num)
+    assert {"x.txt", "y.txt"} <= set(ada.list_repo_files(repo))
+
+
+def ways_to_look(api, repo, tmp_path):
+    return {
+        "info": lambda: api.model_info(repo),
+        "files": lambda: list(api.list_repo_tree(repo)),
+        "refs": lambda: api.list_repo_refs(repo),
+        "commits": lambda: api.list_repo_commits(repo),
+        "discussions": lambda: list(api.get_repo_discussions(repo)),
+        "download": lambda: hf_hub_download(repo, "w.bin", endpoint=api.endpoint, token=api.token, cache_dir=tmp_path),
+        "check": lambda: api.auth_check(repo),
+    }
+
+
+def test_private_repositories_do_not_exist_for_others(api, repo, tmp_path):
+    api("ada-w").update_repo_settings(repo, private=True)
+    for token in ("bob-w", False):
+        for way, look in ways_to_look(api(token), repo, tmp_path / "no").items():
+            with pytest.raises(RepositoryNotFoundError) as error:
+                look()
+            assert error.value.response.status_code == (401 if token is False else 404), way
+        assert repo not in [m.id for m in api(token).list_models()]
+    for token in ("ada-w", "ada-r"):
+        for look in ways_to_look(api(token), repo, tmp_path / token).values():
+            look()
+        assert repo in [m.id for m in api(token).list_models()]
+
+
+@pytest.mark.parametrize("headers", [{}, {"Authorization": "Bearer bob-w"}])
+@pytest.mark.parametrize("kind", ["", "/api/models"])
+def test_the_answer_for_a_private_name_is_that_for_a_free_one(hub, api, repo, headers, kind):
+    api("ada-w").update_repo_settings(repo, private=True)
+    answers = []
+    for name in (repo, "ada/" + "x" * (len(repo) - 4)):
+        for rest in ("", "/tree/main", "/resolve/main/w.bin", "/settings", "/discussions/1", "/commit/main"):
+            answer = HTTP.get(f"{hub.endpoint}{kind}/{name}{rest}", headers=headers)
+            fields = {key: value for key, value in answer.headers.items() if key != "date"}
+            answers.append((answer.status_code, answer.text.replace(name, "NAME"), fields))
+        answer = HTTP.post(f"{hub.endpoint}/api/models/{name}/discussions", json={"title": "x"}, headers=headers)
+        answers.append((answer.status_code, answer.text, answer.headers["x-error-message"]))
+        answer = HTTP.post(f"{hub.endpoint}/{name}.git/info/lfs/objects/batch", json={"objects": []}, headers=headers)
+        answers.append((answer.status_code, answer.text, answer.headers["x-error-message"]))
+    half = len(answers) // 2
+    assert answers[:half] == answers[half:] and all(status in (401, 404, 405) for status, _, _ in answers)
+    api("ada-w").delete_repo(repo)
+
+
+def test_where_any_token_does_private_still_needs_one(tmp_path):
+    with LocalHub(tmp_path) as hub:
+        HfApi(endpoint=hub.endpoint, token="whatever").create_repo("anybody/secret", private=True)
+        assert HfApi(endpoint=hub.endpoint, token="another").model_info("anybody/secret").private
+        assert not HfApi(endpoint=hub.endpoint, token=False).repo_exists("anybody/secret")
+        assert HTTP.get(f"{hub.endpoint}/anybody/secret").status_code == 404
+        assert "secret" not in HTTP.get(f"{hub.endpoint}/").text
+
+
+@pytest.mark.parametrize("fields", [{"name": "a\nb"}, {"name": "a", "role": "admin"}, {"name": "a", "orgs": ("..",)}])
+def test_users_that_cannot_be(fields):
+    with pytest.raises(ValueError):
+        User(**fields)
+
+
+# -- gated ---------------------------------------------------------------------------------------------------------
+
+
+def test_gated_repositories_show_their_card_and_keep_their_files(api, hub, repo, tmp_path):
+    api("ada-w").update_repo_settings(repo, gated="manual")
+    for token, status, message in (
+        (False, 401, "Please log in"),
+        ("bob-w", 403, "not in the authorized list"),
+    ):
+        stranger = api(token)
+        info = stranger.model_info(repo)
+        assert info.gated == "manual" and [s.rfilename for s in info.siblings][-1] == "w.bin"
+        assert ModelCard.load(hf_hub_download(repo, "README.md", endpoint=hub.endpoint, token=token)).text.strip()
+        with pytest.raises(GatedRepoError, match=message) as error:
+            hf_hub_download(repo, "w.bin", endpoint=hub.endpoint, token=token, cache_dir=tmp_path)
+        assert error.value.response.status_code == status
+        with pytest.raises(GatedRepoError):
+            stranger.auth_check(repo)
+        assert stranger.repo_exists(repo)
+    for owner in ("ada-w", "ada-r"):
+        hf_hub_download(repo, "w.bin", endpoint=hub.endpoint, token=owner, cache_dir=tmp_path / owner)
+    assert repo in [m.id for m in api(False).list_models(gated=True)]
+    assert repo not in [m.id for m in api(False).list_models(gated=False)]
+
+
+def test_access_requests(api, hub, repo, tmp_path):
+    ada, bob = api("ada-w"), api("bob-w")
+    ada.update_repo_settings(repo, gated="manual")
+
+    def ask(token):
+        return HTTP.post(f"{hub.endpoint}/{repo}/ask-access", headers={"Authorization": f"Bearer {token}"})
+
+    assert ask("bob-w").json()["status"] == "pending"
+    with pytest.raises(GatedRepoError, match="awaiting a review"):
+        bob.auth_check(repo)
+    assert [r.username for r in ada.list_pending_access_requests(repo)] == ["bob"]
+    assert refusal(lambda: list(bob.list_pending_access_requests(repo)))[0] == 403
+    assert refusal(bob.accept_access_request, repo, "bob")[0] == 403
+    ada.accept_access_request(repo, "bob")
+    bob.auth_check(repo)
+    assert [r.username for r in ada.list_accepted_access_requests(repo)] == ["bob"]
+    hf_hub_download(repo, "w.bin", endpoint=hub.endpoint, token="bob-w", cache_dir=tmp_path)
+    accepted = next(iter(ada.list_accepted_access_requests(repo)))
+    ada.reject_access_request(repo, request_id=accepted.request_id, rejection_reason=None)
+    with pytest.raises(GatedRepoError, match="has been rejected"):
+        bob.auth_check(repo)
+    assert refusal(ada.reject_access_request, repo, "bob", rejection_reason=None)[0] == 404
+    ada.grant_access(repo, "carol")
+    api("carol-w").auth_check(repo)
+    assert refusal(ada.grant_access, repo, "carol")[0] == 400
+
+    ada.update_repo_settings(repo, gated="auto")
+    ada.cancel_access_request(repo, "carol")
+    assert ask("carol-w").json()["status"] == "pending"  # who was put back is not let in by asking again
+    ada.update_repo_settings(repo, gated=False)
+    api(False).auth_check(repo)
+    assert refusal(ada.grant_access, repo, "dora")[0] == 400
+    assert HTTP.post(f"{hub.endpoint}/{repo}/ask-access").status_code == 401
+
+
+def test_automatic_access_is_there_for_the_asking(api, hub, repo):
+    api("ada-w").update_repo_settings(repo, gated="auto")
+    with pytest.raises(GatedRepoError):
+        api("bob-w").auth_check(repo)
+    HTTP.post(f"{hub.endpoint}/{repo}/ask-access", headers={"Authorization": "Bearer bob-w"})
+    api("bob-w").auth_check(repo)
+    answer = HTTP.put(
+        f"{hub.endpoint}/api/models/{repo}/settings", json={"gated": "yes"}, headers={"Authorization": "Bearer ada-w"}
+    )
+    assert answer.status_code == 400

@@ -1,0 +1,203 @@
+"""The local Hub killed at any moment: a repository is as it was, or as it should become, never in between."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import os
+import signal
+import socket
+import subprocess
+import time
+from functools import partial
+
+import pytest
+from huggingface_hub import HfApi
+
+from focus_hf.hub.server import LocalHub, serve
+from focus_hf.hub.server.discussions import new_discussion, pull_request_ref
+from focus_hf.hub.server.repository import Changes
+from focus_hf.hub.server.storage import Storage
+from tests.families import httpx
+
+LARGE = os.urandom(400_000)
+
+
+def start(root, port):
+    """A server in a process of its own, to be killed."""
+    child = os.fork()
+    if child == 0:
+        try:
+            serve(root, port=port)
+        finally:
+            os._exit(1)
+    deadline = time.monotonic() + 20
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            return child
+        except OSError:
+            assert time.monotonic() < deadline, "the server did not start"
+            time.sleep(0.01)
+
+
+def send_half(port, method, path, length, content):
+    client = socket.create_connection(("127.0.0.1", port))
+    head = f"{method} {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer t\r\nContent-Length: {length}\r\n\r\n"
+    client.sendall(head.encode() + content)
+    return client
+
+
+def everything(api):
+    info = api.model_info("demo/x", files_metadata=True)
+    return info.sha, [(s.rfilename, s.blob_id) for s in info.siblings], len(api.list_repo_commits("demo/x"))
+
+
+def test_killed_in_the_middle_of_uploads(tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    api = HfApi(endpoint=f"http://127.0.0.1:{port}", token="t")
+    oid = hashlib.sha256(LARGE).hexdigest()
+    server = start(tmp_path, port)
+    try:
+        api.create_repo("demo/x")
+        api.upload_file(path_or_fileobj=b"kept", path_in_repo="kept.txt", repo_id="demo/x")
+        before = everything(api)
+        body = {"operation": "upload", "objects": [{"oid": oid, "size": len(LARGE)}]}
+        headers = {"Authorization": "Bearer t"}
+        answer = httpx.post(f"{api.endpoint}/demo/x.git/info/lfs/objects/batch", json=body, headers=headers)
+        href = answer.json()["objects"][0]["actions"]["upload"]["href"].removeprefix(api.endpoint)
+        whole = b'{"key": "header", "value": {"summary": "s"}}\n'
+        whole += b'{"key": "file", "value": {"path": "a", "content": "b"}}\n'
+        clients = [
+            send_half(port, "PUT", href, len(LARGE), LARGE[:200_000]),
+            send_half(port, "POST", "/api/models/demo/x/commit/main", len(whole) + 10, whole),
+        ]
+        deadline = time.monotonic() + 10
+        while not list((tmp_path / "staging").glob("process-*/tmp*")) and time.monotonic() < deadline:
+            time.sleep(0.01)  # until there is a file that is not complete
+    finally:
+        os.kill(server, signal.SIGKILL)
+        os.waitpid(server, 0)
+    for client in clients:
+        client.close()
+    assert list((tmp_path / "staging").glob("process-*/tmp*"))
+
+    with LocalHub(tmp_path) as again:
+        api = HfApi(endpoint=again.endpoint, token="t")
+        assert everything(api) == before
+        assert not list((tmp_path / "staging").glob("process-*/tmp*")) and not (tmp_path / "lfs").exists()
+        api.upload_file(path_or_fileobj=LARGE, path_in_repo="large.bin", repo_id="demo/x")
+        assert httpx.get(f"{api.endpoint}/demo/x/resolve/main/large.bin").content == LARGE
+
+
+def killed_at(step, work):
+    """Whether a process doing ``work`` was killed at its ``step``-th change of a file, and had not finished before."""
+    child = os.fork()
+    if child == 0:
+        steps = 0
+        gc.disable()
+
+        def counting(real):
+            def call(*args, **kwargs):
+                nonlocal steps
+                steps += 1
+                if steps == step:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return real(*args, **kwargs)
+
+            return call
+
+        for name in ("replace", "rename", "write", "ftruncate"):
+            setattr(os, name, counting(getattr(os, name)))
+        try:
+            work()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    status = os.waitpid(child, 0)[1]
+    assert status in (0, signal.SIGKILL), f"the work itself failed at step {step}"
+    return status == signal.SIGKILL
+
+
+def check(folder):
+    """git's own opinion, and that nothing of the killed process is left once somebody writes again."""
+    found = subprocess.run(["git", "--git-dir", str(folder), "fsck", "--strict"], capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+    assert not list(folder.glob("**/*.lock")) and not (folder / "focus-hub.writing").read_bytes()
+
+
+def push(root, step, head):
+    """As another server would: with nothing open yet."""
+    repository = Storage(root).find("models", "demo/x")
+    changes = Changes({f"folder-{step}/{step}.txt": repository.store_blob(b"content %d" % step)})
+    repository.commit("refs/heads/main", changes, f"step {step}", "demo", head)
+
+
+def test_killed_at_any_step_of_a_commit(tmp_path):
+    storage = Storage(tmp_path)
+    storage.create("models", "demo/x", "demo", private=False)
+    found = storage.find("models", "demo/x")
+    head = found.resolve("main")
+    seen = {"before": 0, "after": 0}
+    for step in range(1, 200):
+        killed = killed_at(step, partial(push, tmp_path, step, head))
+        now = found.resolve("main")
+        if now == head:
+            assert killed
+            seen["before"] += 1
+        else:  # all of it is there
+            assert found.read(found.entry(now, f"folder-{step}/{step}.txt")) == b"content %d" % step
+            seen["after"] += 1
+        # The same push again works, though the killed process may have left locks behind.
+        changes = Changes({f"again-{step}.txt": found.store_blob(b"again")})
+        head = found.commit("refs/heads/main", changes, "again", "demo", now)
+        if not killed:
+            break
+    assert seen["before"] > 5 and seen["after"] >= 2
+    check(found.folder)
+    assert {f"again-{n}.txt" for n in range(1, step + 1)} <= set(found.files(head))
+
+
+def change(root, what, name):
+    storage = Storage(root)
+    if what == "create":
+        storage.create("models", name, "demo", private=True)
+    elif what == "delete":
+        storage.delete("models", name)
+    else:
+        repository = storage.find("models", name)
+        with new_discussion(repository, "demo", "title", "main") as entry:
+            changes = Changes({"x.txt": repository.store_blob(b"x")})
+            start = repository.resolve("main")
+            repository.commit(pull_request_ref(entry["num"]), changes, "title", "demo", start=start)
+
+
+@pytest.mark.parametrize("what", ["create", "delete", "pull request"])
+def test_killed_at_any_step_of_other_changes(tmp_path, what):
+    storage = Storage(tmp_path)
+    seen = set()
+    for step in range(1, 300):
+        name = f"demo/x{step}"
+        if what != "create":
+            storage.create("models", name, "demo", private=True)
+
+        killed = killed_at(step, partial(change, tmp_path, what, name))
+        found = storage.find("models", name)
+        seen.add(found is not None if what != "pull request" else len(found.meta()["discussions"]))
+        if found is not None:  # and if so, whole
+            assert set(found.files(found.resolve("main"))) == {".gitattributes"} and found.meta()["private"]
+        if what == "pull request":
+            with new_discussion(found, "demo", "again", "main") as entry:
+                found.add_ref(pull_request_ref(entry["num"]), found.resolve("main"))
+            numbers = [known["num"] for known in found.meta()["discussions"]]
+            assert numbers == list(range(1, len(numbers) + 1)) and numbers
+            check(found.folder)
+        elif found is None:
+            storage.create("models", name, "demo", private=True)
+        if not killed:
+            break
+    assert not killed and len(seen) == 2
+    Storage(tmp_path).close()
+    assert len(list((tmp_path / "staging").glob("process-*"))) == 1  # this process's own

@@ -1,0 +1,210 @@
+"""What the local Hub says about repositories: listings with every filter, likes, parameters, odd metadata."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+import torch
+from huggingface_hub import HfApi, constants
+from huggingface_hub.errors import HfHubHTTPError
+from safetensors.torch import save
+
+from focus_hf.hub.server import LocalHub
+from tests.families import httpx
+
+USERS = {"ada": "ada", "bob": "bob"}
+HTTP = httpx.Client()
+
+CARDS = {
+    "ada/one": "library_name: focus_hf\npipeline_tag: text-generation\ntags: [focus, peft]\nlicense: mit\n"
+    "base_model: org/base\nbase_model_relation: adapter\nlanguage: [en, de]\ndatasets: org/texts\n",
+    "ada/two": "library_name: transformers\npipeline_tag: text-classification\ntags: [peft]\n",
+    "bob/three": "library_name: focus_hf\ntags: [focus]\n",
+    "ada/secret": "library_name: focus_hf\ntags: [focus]\n",
+}
+SIZES = {"ada/one": 10, "ada/two": 2_000}
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory):
+    with LocalHub(tmp_path_factory.mktemp("hub"), users=USERS, lfs_threshold=5_000) as running:
+        for name, card in CARDS.items():
+            api = HfApi(endpoint=running.endpoint, token=name.split("/")[0])
+            api.create_repo(name, private=name == "ada/secret")
+            text = f"---\n{card}---\n# {name}\n".encode()
+            api.upload_file(path_or_fileobj=text, path_in_repo="README.md", repo_id=name)
+            if name in SIZES:
+                weights = save({"w": torch.zeros(SIZES[name]), "h": torch.zeros(3, 2, dtype=torch.float16)})
+                path = "adapter_model.safetensors" if name == "ada/one" else "model.safetensors"
+                with pytest.MonkeyPatch.context() as patch:
+                    patch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+                    api.upload_file(path_or_fileobj=weights, path_in_repo=path, repo_id=name)
+        yield running
+
+
+@pytest.fixture
+def api(hub):
+    return HfApi(endpoint=hub.endpoint, token=False)
+
+
+FILTERS = [
+    ({}, {"ada/one", "ada/two", "bob/three"}),
+    ({"filter": "focus"}, {"ada/one", "bob/three"}),
+    ({"filter": ["focus", "peft"]}, {"ada/one"}),
+    ({"filter": ["base_model:adapter:org/base", "focus"]}, {"ada/one"}),
+    ({"filter": "base_model:org/base"}, {"ada/one"}),
+    ({"filter": "focus_hf"}, {"ada/one", "bob/three"}),
+    ({"filter": "license:mit"}, {"ada/one"}),
+    ({"filter": "de"}, {"ada/one"}),
+    ({"filter": "foc"}, set()),
+    ({"trained_dataset": "org/texts"}, {"ada/one"}),
+    ({"pipeline_tag": "text-generation"}, {"ada/one"}),
+    ({"author": "ada"}, {"ada/one", "ada/two"}),
+    ({"author": "ad"}, set()),
+    ({"search": "TW"}, {"ada/two"}),
+    ({"author": "ada", "filter": "focus", "search": "on"}, {"ada/one"}),
+    ({"num_parameters": "min:1K"}, {"ada/two"}),
+    ({"num_parameters": "min:6,max:0.1K"}, {"ada/one"}),
+    ({"gated": True}, set()),
+    ({"gated": False}, {"ada/one", "ada/two", "bob/three"}),
+    ({"inference": "warm"}, set()),
+    ({"apps": ["vllm"]}, set()),
+]
+
+
+@pytest.mark.parametrize(("filters", "expected"), FILTERS, ids=range(len(FILTERS)))
+def test_filters(api, filters, expected):
+    assert {m.id for m in api.list_models(**filters)} == expected
+
+
+def test_owners_see_their_private_ones(hub):
+    ada = HfApi(endpoint=hub.endpoint, token="ada")
+    assert {m.id for m in ada.list_models(filter="focus")} == {"ada/one", "ada/secret", "bob/three"}
+
+
+def test_orders(api, hub, monkeypatch):
+    def ids(**kwargs):
+        return [m.id for m in api.list_models(**kwargs)]
+
+    assert ids(sort="created_at") == ["bob/three", "ada/two", "ada/one"]
+    for name, token in (("ada/two", "ada"), ("ada/two", "bob"), ("ada/two", "bob"), ("ada/one", "bob")):
+        headers = {"Authorization": f"Bearer {token}"}
+        assert HTTP.post(f"{hub.endpoint}/api/models/{name}/like", headers=headers).status_code == 200
+    assert ids(sort="likes") == ["ada/two", "ada/one", "bob/three"]
+    assert [m.likes for m in api.list_models(sort="likes")] == [2, 1, 0]
+    assert {user.username for user in api.list_repo_likers("ada/two")} == {"ada", "bob"}
+    assert set(api.list_liked_repos("bob").models) == {"ada/one", "ada/two"}
+    HfApi(endpoint=hub.endpoint, token="bob").unlike("ada/two")
+    HfApi(endpoint=hub.endpoint, token="bob").unlike("ada/one")
+    assert api.list_liked_repos("bob").total == 0 and api.model_info("ada/two").likes == 1
+    assert HTTP.post(f"{hub.endpoint}/api/models/ada/two/like").status_code == 401
+    HTTP.get(f"{hub.endpoint}/bob/three/resolve/main/config.json")
+    later = time.time() + 10
+    monkeypatch.setattr(time, "time", lambda: later)
+    HfApi(endpoint=hub.endpoint, token="bob").upload_file(
+        path_or_fileobj=b"{}", path_in_repo="config.json", repo_id="bob/three"
+    )
+    assert ids(sort="last_modified")[0] == "bob/three"
+    HTTP.head(f"{hub.endpoint}/bob/three/resolve/main/config.json")
+    assert api.model_info("bob/three").downloads == 0  # neither what failed nor what only looked
+    HTTP.get(f"{hub.endpoint}/bob/three/resolve/main/config.json")
+    assert ids(sort="downloads")[0] == "bob/three" and api.model_info("bob/three").downloads == 1
+    assert set(ids(sort="trending_score")) == {"ada/one", "ada/two", "bob/three"}
+
+
+def test_pages(api, hub):
+    pages, url = [], f"{hub.endpoint}/api/models?limit=2&filter=focus&filter=focus_hf&sort=createdAt"
+    while url:
+        answer = HTTP.get(url)
+        pages.append([row["id"] for row in answer.json()])
+        url = answer.links.get("next", {}).get("url")
+    assert pages == [["bob/three", "ada/one"]]
+    answer = HTTP.get(f"{hub.endpoint}/api/models?limit=1&author=ada")
+    assert HTTP.get(answer.links["next"]["url"]).json()[0]["id"] != answer.json()[0]["id"]
+    assert len(list(api.list_models(limit=2))) == 2
+    for bad in ("limit=x", "limit=-1", "cursor=x", "sort=name", "num_parameters=6B", "limit=²"):
+        assert HTTP.get(f"{hub.endpoint}/api/models?{bad}").status_code == 400, bad
+
+
+def test_how_much_a_listing_says(api):
+    brief = next(iter(api.list_models(search="one")))
+    assert brief.siblings is None and brief.sha is None and brief.card_data is None and "focus" in brief.tags
+    full = next(iter(api.list_models(search="one", full=True, cardData=True)))
+    assert full.sha and full.last_modified and full.gated is False and full.card_data["license"] == "mit"
+    assert "README.md" in {s.rfilename for s in full.siblings}
+    chosen = next(iter(api.list_models(search="one", expand=["downloads", "safetensors", "lastModified"])))
+    assert chosen.downloads == 0 and chosen.safetensors.total == 16 and chosen.last_modified and chosen.tags is None
+    chosen = api.model_info("ada/one", expand=["likes", "cardData"])
+    assert chosen.likes is not None and chosen.card_data and chosen.sha is None
+
+
+def test_parameters_by_dtype(api):
+    assert api.model_info("ada/one").safetensors.parameters == {"F32": 10, "F16": 6}
+    assert next(s.lfs for s in api.model_info("ada/two", files_metadata=True).siblings if "safe" in s.rfilename)
+    assert api.model_info("ada/two").safetensors.total == 2006
+    assert api.model_info("bob/three").safetensors is None
+    assert api.get_safetensors_metadata("ada/two").parameter_count == {"F32": 2000, "F16": 6}
+
+
+BROKEN = [b"", b"\x00" * 8, b"\xff" * 20, (5).to_bytes(8, "little") + b"[1,2]", (2).to_bytes(8, "little") + b'{"']
+BROKEN += [
+    len(h).to_bytes(8, "little") + h for h in (b'{"w":{"dtype":"F32"}}', b'{"w":{"dtype":"F32","shape":["x"]}}')
+]
+
+
+@pytest.mark.parametrize("content", BROKEN, ids=range(len(BROKEN)))
+def test_weights_that_are_none(hub, content):
+    api = HfApi(endpoint=hub.endpoint, token="bob")
+    api.create_repo("bob/broken", private=True, exist_ok=True)
+    api.upload_file(path_or_fileobj=content, path_in_repo="model.safetensors", repo_id="bob/broken")
+    assert api.model_info("bob/broken").safetensors is None
+
+
+ODD_CARDS = {
+    "dates": ("date: 2026-01-31\nwhen: 2026-01-31T10:00:00Z\n", {"date": "2026-01-31"}),
+    "no numbers": ("a: .nan\nb: .inf\nc: 1.5\n", {"a": None, "b": None, "c": 1.5}),
+    "huge number": (f"a: {'9' * 400}\n", {"a": None}),
+    "odd keys": ("1: a\nnull: b\n? [x, y]\n: c\n", {}),
+    "binary": ("a: !!binary aGVsbG8=\nb: !!set {x}\n", {"b": ["x"]}),
+    "python": ("a: !!python/object/apply:os.system ['true']\n", {}),
+    "list": ("- a\n- b\n", {}),
+    "broken": ("a: [1\n", {}),
+    "tags of all kinds": ("tags: [1, {a: b}, null, x]\nlicense: {a: b}\n", {"license": {"a": "b"}}),
+    "deep": ("a: " + "[" * 700 + "]" * 700 + "\n", {}),
+    "billion laughs": (
+        "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 60)),
+        {},
+    ),
+    "endless": ("a: &a [*a]\n", {}),
+}
+
+
+@pytest.mark.parametrize("name", ODD_CARDS)
+def test_odd_metadata_breaks_nothing(hub, name):
+    block, expected = ODD_CARDS[name]
+    api = HfApi(endpoint=hub.endpoint, token="bob")
+    repo = "bob/card-" + name.replace(" ", "-")
+    api.create_repo(repo)
+    header = {"key": "header", "value": {"summary": "s"}}
+    item = {"key": "file", "value": {"path": "README.md", "content": f"---\n{block}---\n# Card\n"}}
+    HTTP.post(
+        f"{hub.endpoint}/api/models/{repo}/commit/main",
+        content=f"{json.dumps(header)}\n{json.dumps(item)}",
+        headers={"Authorization": "Bearer bob"},
+    ).raise_for_status()
+    known = HTTP.get(f"{hub.endpoint}/api/models/{repo}").json()
+    assert expected.items() <= known["cardData"].items()
+    assert repo in [m.id for m in api.list_models(author="bob", full=True, cardData=True)]
+    page = HTTP.get(f"{hub.endpoint}/{repo}")
+    assert page.status_code == 200 and "<h1>Card</h1>" in page.text
+    api.delete_repo(repo)
+
+
+def test_a_card_the_hub_cannot_read_is_refused_beforehand(hub):
+    api = HfApi(endpoint=hub.endpoint, token="bob")
+    for name in ("broken", "list", "billion laughs", "python"):
+        with pytest.raises((ValueError, HfHubHTTPError)):
+            content = f"---\n{ODD_CARDS[name][0]}---\n".encode()
+            api.upload_file(path_or_fileobj=content, path_in_repo="README.md", repo_id="bob/three")
