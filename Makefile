@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 TORCH ?= torch==2.13.0
 PROCESSES ?= 2
 
-.PHONY: demo test test-slow lint clean
+.PHONY: demo test test-slow docs clean
 
 demo: $(READY)
 	$(BIN)/focus-hf demo --out demo-output
@@ -21,6 +21,9 @@ test: $(READY)
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow
+
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)

@@ -219,8 +219,9 @@ def read_again(source: dict[str, Any], revision: str, files: Sequence[str] = ())
         except (OSError, ValueError):
             return None
     else:
-        candidates = [tuple(files), *((file,) for file in files)] if files else []
-        loaded = (TextSource(names, column=source.get("column", "text")).load() for names in candidates)
+        names = tuple(map(str, files))
+        candidates = [names, *((name,) for name in names)] if names else []
+        loaded = (TextSource(some, column=source.get("column", "text")).load() for some in candidates)
         found = next((texts for texts in loaded if texts.revision == revision), None)
         if found is None:
             return None

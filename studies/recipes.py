@@ -39,25 +39,41 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "groups-16": {"num_groups": 16},
     "temperature-annealed": {"temperature_start": 0.5},
     "sinkhorn-over-batch": {},
+    "sinkhorn-values": {},
+    "no-sinkhorn-gradient": {},
     "softmax-and-balance-loss": {},
     "softmax": {},
 }
 
 
-def balance_over_batch(scores: Tensor, iterations: int, valid: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Sinkhorn over all tokens of a batch together."""
-    _, potentials = SINKHORN(scores.flatten(0, 1), iterations)
-    return torch.softmax(scores + potentials, dim=-1), potentials.expand(scores.shape[0], -1)
+def over_batch(scores: Tensor, balance: Tensor, iterations: int, valid: Any = None) -> tuple[Tensor, Tensor]:
+    """The gradient of Sinkhorn over all tokens of a batch together."""
+    _, potentials = routing.sinkhorn(scores.flatten(0, 1), iterations)
+    found = potentials.detach()
+    value = torch.where(balance.any(), balance, found)
+    return torch.softmax(scores + value + potentials - found, dim=-1), found.expand(scores.shape[0], -1)
 
 
-def plain_softmax(scores: Tensor, iterations: int, valid: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def own_potentials(scores: Tensor, balance: Tensor, iterations: int, valid: Any = None) -> tuple[Tensor, Tensor]:
+    """Sinkhorn's value too: every sequence has potentials of its own, as in the paper."""
+    assignments, potentials = routing.sinkhorn(scores, iterations)
+    return assignments, potentials.detach()
+
+
+def no_gradient(scores: Tensor, balance: Tensor, iterations: int, valid: Any = None) -> tuple[Tensor, Tensor]:
+    """Inference's value, and a gradient that knows nothing of balance."""
+    _, potentials = routing.sinkhorn(scores.detach(), iterations)
+    return torch.softmax(scores + torch.where(balance.any(), balance, potentials)[:, None], dim=-1), potentials
+
+
+def plain_softmax(scores: Tensor, balance: Tensor, iterations: int, valid: Any = None) -> tuple[Tensor, Tensor]:
     """Nothing balances the groups."""
     return torch.softmax(scores, dim=-1), scores.new_zeros(scores.shape[0], scores.shape[-1])
 
 
-def balance_loss(scores: Tensor, iterations: int, valid: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def balance_loss(scores: Tensor, balance: Tensor, iterations: int, valid: Any = None) -> tuple[Tensor, Tensor]:
     """Softmax, with the gradient of the auxiliary loss of mixtures of experts: ``K * sum(share * probability)``."""
-    assignments, potentials = plain_softmax(scores, iterations)
+    assignments, potentials = plain_softmax(scores, balance, iterations)
     return _WithBalanceLoss.apply(assignments), potentials
 
 
@@ -75,19 +91,25 @@ class _WithBalanceLoss(torch.autograd.Function):
         return grad + ctx.gradient
 
 
-SINKHORN = routing.sinkhorn
-BALANCING = {
-    "sinkhorn-over-batch": balance_over_batch,
-    "softmax-and-balance-loss": balance_loss,
-    "softmax": plain_softmax,
+def no_step(scores: Tensor, balance: Tensor, top_k: int, valid: Any = None) -> Tensor:
+    """The balance potentials stay where they are."""
+    return torch.zeros_like(balance)
+
+
+#: What replaces functions of `focus_hf.routing` in these variants.
+BALANCING: dict[str, dict[str, Any]] = {
+    "sinkhorn-over-batch": {"balanced_assignments": over_batch},
+    "sinkhorn-values": {"balanced_assignments": own_potentials},
+    "no-sinkhorn-gradient": {"balanced_assignments": no_gradient},
+    "softmax-and-balance-loss": {"balanced_assignments": balance_loss, "balance_step": no_step},
+    "softmax": {"balanced_assignments": plain_softmax, "balance_step": no_step},
 }
 
 
 @contextmanager
 def balanced_as(name: str) -> Iterator[None]:
     """Within the block, training balances groups as this variant does."""
-    replaced = BALANCING.get(name)
-    with nullcontext() if replaced is None else mock.patch.object(routing, "sinkhorn", replaced):
+    with mock.patch.multiple(routing, **BALANCING[name]) if name in BALANCING else nullcontext():
         yield
 
 

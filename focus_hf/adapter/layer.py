@@ -191,6 +191,11 @@ class FocusLayer(nn.Module, BaseTunerLayer):
         adapter_name = self.routing_adapter
         if adapter_name is None:
             return
+        if "read_index" in kwargs or "block_table" in kwargs:  # what its paged cache hands to attention modules
+            raise ValueError(
+                "Focus does not route continuous batching (generate_batch, paged caches): its output would be wrong. "
+                "Use generate(), or switch the adapter off."
+            )
         hidden_states = args[0] if args else kwargs["hidden_states"]
         cache = find_cache((*args, *kwargs.values()))
         call = self._route(adapter_name, hidden_states, cache, kwargs.get("attention_mask"))

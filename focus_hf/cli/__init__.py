@@ -1,6 +1,6 @@
 """The command ``focus-hf``: thin commands over the package's functions."""
 
-from . import find, groups, hub, measure, verify
+from . import explore, find, groups, hub, measure, verify
 from .app import app, load_commands, main
 
-__all__ = ["app", "find", "groups", "hub", "load_commands", "main", "measure", "verify"]
+__all__ = ["app", "explore", "find", "groups", "hub", "load_commands", "main", "measure", "verify"]

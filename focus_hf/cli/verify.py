@@ -40,7 +40,7 @@ def verify(
     if treebank:
         require("conllu", "sklearn")
     with progress_bars() as progress:
-        bar = progress.add_task("verifying", total=None)
+        bar = progress.add_task("verifying", total=None, visible=False)
         claims = verify_adapter(
             adapter,
             texts=[str(path) for path in text or ()],
@@ -49,7 +49,7 @@ def verify(
             revision=revision,
             device=device,
             files_only=files_only,
-            tick=lambda done: progress.update(bar, advance=1, description=done),
+            tick=lambda done: progress.update(bar, advance=1, description=done, visible=True),
         )
     if as_json:
         typer.echo(

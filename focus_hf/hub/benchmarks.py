@@ -11,6 +11,7 @@ from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, Repositor
 from huggingface_hub.utils import HFValidationError
 
 from ..files import write_atomically
+from .errors import is_connection
 from .results import Results
 
 FOLDER = ".eval_results"
@@ -58,4 +59,8 @@ def _declared_tasks(dataset: str, api: HfApi) -> list[str]:
     except (GatedRepoError, RepositoryNotFoundError, EntryNotFoundError, HFValidationError):
         return []
     except (yaml.YAMLError, KeyError, TypeError):
+        return []
+    except Exception as error:  # HTTP libraries have their own families of exceptions
+        if not is_connection(error):
+            raise
         return []

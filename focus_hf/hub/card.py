@@ -86,6 +86,7 @@ class FocusModelCard(ModelCard):
         check_hub_id(repo_id, "repository")
         results = results or load_results(folder)
         report, groups = _groups(Path(folder))
+        explorer = None if results is None or not results.explorer else check_hub_id(results.explorer, "explorer")
         given = {"license": license, "language": language, "datasets": datasets}
         given = {key: value for key, value in given.items() if value} | dict(metadata or {})
         labels = report.labels if report else []
@@ -97,6 +98,7 @@ class FocusModelCard(ModelCard):
             base=name,
             config=config,
             results=results,
+            explorer=explorer,
             megabytes=(Path(folder) / WEIGHTS_FILE).stat().st_size / 1e6,
             weights_sha256=weights_hash(folder),
             groups=groups,

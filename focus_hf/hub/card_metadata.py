@@ -121,7 +121,7 @@ def check_hub_id(name: str, what: str) -> str:
     except HFValidationError:
         is_path = True
     if is_path or not name:
-        option = "base_model" if what == "base model" else "repo_id"
+        option = {"base model": "base_model", "explorer": "explorer"}.get(what, "repo_id")
         shown = "a folder on this machine" if os.path.isdir(name) else f"{name!r}"
         raise ValueError(
             f'The {what} is {shown}, which nobody else can load. Name it as on the Hub: {option}="org/name".'

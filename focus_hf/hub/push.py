@@ -10,7 +10,7 @@ import shutil
 import tempfile
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +72,7 @@ def push_to_hub(
     endpoint: str | None = None,
     dry_run: bool = False,
     force: bool = False,
+    explorer: str | None = None,
     **card_options: Any,
 ) -> CommitInfo | PushPlan:
     """Push a Focus adapter and its card to the Hub.
@@ -94,6 +95,7 @@ def push_to_hub(
         endpoint: address of the Hub; ``HF_ENDPOINT`` by default.
         dry_run: check everything and send nothing.
         force: replace a card on the Hub that somebody else wrote, and words in it that the folder's card lacks.
+        explorer: Space on the Hub with the adapter's explorer page, for a link in the card.
         card_options: ``license``, ``language``, ``datasets``, ``metadata``, ``template``, see
             `FocusModelCard.from_adapter`.
 
@@ -108,46 +110,57 @@ def push_to_hub(
     api = HfApi(endpoint=endpoint, token=token, library_name="focus_hf")
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        if isinstance(model_or_folder, str | os.PathLike):
-            _copy_adapter(Path(model_or_folder), folder)
-        else:
-            from .save import save_adapter
-
-            save_adapter(model_or_folder, folder, adapter_name)
-        if results is not None:
-            save_results(results, folder)
+        _gather(model_or_folder, folder, adapter_name, results)
+        if explorer is not None:
+            save_results(
+                replace(load_results(folder) or Results(), explorer=check_hub_id(explorer, "explorer")), folder
+            )
         base = _name_base(folder, base_model, api)
-        notes: list[str] = []
         card = FocusModelCard.from_adapter(folder, repo_id=repo_id, base=base, **card_options)
         written = read_card(folder)
         with hub_errors(repo_id, api.endpoint):
             write_benchmark_results(load_results(folder), folder, api)
-            before: _Remote | None = None
-            for _ in range(_TRIES):
-                remote = _look(api, repo_id, revision)
-                _stop_if_concerned(before, remote, folder, repo_id)
-                before = remote
-                notes = []
-                merged = _merge_cards(card, written, remote.card, force, notes)
-                notes += _licence(merged, base)
-                write_atomically(folder / CARD, merged.encode())
-                plan = _plan(repo_id, folder, remote, merged, notes)
-                if dry_run:
-                    return plan
+        before: _Remote | None = None
+        for _ in range(_TRIES):
+            notes: list[str] = []
+            try:
+                with hub_errors(repo_id, api.endpoint):
+                    remote = _look(api, repo_id, revision)
+            except HubError as error:
+                if not dry_run:
+                    raise
+                remote, notes = _Remote(), [f"Not compared with what is on the Hub: {error}"]
+            _stop_if_concerned(before, remote, folder, repo_id)
+            before = remote
+            merged = _merge_cards(card, written, remote.card, force, notes)
+            notes += _licence(merged, base)
+            write_atomically(folder / CARD, merged.encode())
+            plan = _plan(repo_id, folder, remote, merged, notes)
+            if dry_run:
+                return plan
+            with hub_errors(repo_id, api.endpoint):
                 try:
                     return _commit(api, plan, folder, remote, revision, private, create_pr, commit_message)
                 except HfHubHTTPError as error:
                     if error.response is None or error.response.status_code not in (409, 412):
                         raise
-            raise HubError(f"{repo_id} changes all the time: push again when others have finished.")
+        raise HubError(f"{repo_id} changes all the time: push again when others have finished.")
 
 
-def _copy_adapter(source: Path, target: Path) -> None:
-    """Copy the files that belong to an adapter, after checking all that are there."""
-    check_adapter(source)
-    for name in adapter_files(source):
-        (target / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source / name, target / name)
+def _gather(model_or_folder: Any, target: Path, adapter_name: str | None, results: Results | None) -> None:
+    """Put the files of an adapter, checked, into a folder from which they are pushed."""
+    if isinstance(model_or_folder, str | os.PathLike):
+        source = Path(model_or_folder)
+        check_adapter(source)
+        for name in adapter_files(source):
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source / name, target / name)
+    else:
+        from .save import save_adapter
+
+        save_adapter(model_or_folder, target, adapter_name)
+    if results is not None:
+        save_results(results, target)
 
 
 def adapter_files(folder: Path) -> list[str]:

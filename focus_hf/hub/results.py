@@ -82,6 +82,7 @@ class Results:
         speed: rows of the benchmark, dense against Focus: ``what``, ``length``, ``num_groups``, ``top_k``,
             ``dense_ms``, ``focus_ms``, ``measured_with``.
         weights_sha256: of the adapter that was measured.
+        explorer: Space on the Hub that shows the groups on text, see `focus_hf.explore`.
         largest_group: share of tokens held by the largest group of any layer, after calibration.
         measured_with: versions, machine and date.
         training: hyper-parameters of the training run, its data, time and hardware.
@@ -93,6 +94,7 @@ class Results:
     benchmarks: list[dict[str, Any]] = field(default_factory=list)
     speed: list[dict[str, Any]] = field(default_factory=list)
     weights_sha256: str = ""
+    explorer: str | None = None
     largest_group: float | None = None
     measured_with: dict[str, str] = field(default_factory=dict)
     training: dict[str, Any] = field(default_factory=dict)

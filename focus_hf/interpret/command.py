@@ -92,12 +92,12 @@ def run_groups(
         seed=seed,
         tick=lambda tokens: progress.advance(bar, tokens),
     )
+    report.weights_sha256 = weights_hash(folder)
     progress.stop()
     _deliver(report, json_out, markdown)
     if plots is not None:
         save_plots(report, plots)
     if write:
-        report.weights_sha256 = weights_hash(folder)
         report.to_json(folder / GROUPS_FILE)
         save_plots(report, folder / "figures")
     return report

@@ -94,7 +94,7 @@ def test_card(adapter):
     assert kept.returncode == 1 and "--force" in kept.stderr
     assert (adapter / "README.md").read_text() == "by hand"
     assert focus_hf("card", "--adapter", adapter, "--write", "--force").returncode == 0
-    assert "focus_hf:generated" in (adapter / "README.md").read_text()
+    assert "focus_hf:card" in (adapter / "README.md").read_text()
 
 
 def test_hub_serves_until_it_is_stopped(tmp_path):

@@ -17,6 +17,7 @@ from focus_hf.hub.save import save_adapter
 from focus_hf.hub.server import LocalHub
 from tests.families import base_model, focus_model
 from tests.hub.test_push_pull import RESULTS, change_weights
+from tests.hub.test_search import report
 
 
 @pytest.fixture(scope="module")
@@ -195,6 +196,16 @@ def test_the_base_model_on_the_hub_gives_its_licence_and_is_checked(hub, api, ad
     with pytest.raises(ValueError, match="hidden_size 48, but demo/licensed-base has 32"):
         push(hub, other, name + "-2", base_model="demo/licensed-base")
     assert not api.repo_exists(name + "-2")
+
+
+def test_the_card_links_to_the_explorer(hub, adapter, name):
+    report("PUNCT").to_json(adapter / "focus_groups.json")
+    push(hub, adapter, name, explorer="demo/my-space")
+    assert "(https://huggingface.co/spaces/demo/my-space)" in card_of(hub, name)
+    push(hub, focus_hf.pull(name, endpoint=hub.endpoint), name)  # and stays
+    assert "(https://huggingface.co/spaces/demo/my-space)" in card_of(hub, name)
+    with pytest.raises(ValueError, match='explorer="org/name"'):
+        push(hub, adapter, name, explorer="/a/path", dry_run=True)
 
 
 def test_links_in_the_folder_are_not_followed(hub, api, adapter, name, tmp_path):

@@ -41,13 +41,36 @@ def test_the_balance_loss_pushes_crowded_groups_apart():
     scores = torch.randn(2, 30, 4, generator=torch.Generator().manual_seed(0))
     scores[..., 0] += 2.0
     scores.requires_grad_()
-    assignments, _ = recipes.balance_loss(scores, 10)
+    assignments, _ = recipes.balance_loss(scores, torch.zeros(4), 10)
     (assignments * 0).sum().backward()
     expected_scores = scores.detach().clone().requires_grad_()
     probabilities = expected_scores.softmax(-1)
     shares = torch.nn.functional.one_hot(probabilities.argmax(-1), 4).float().mean((0, 1))
     (0.01 * 4 * (shares * probabilities.mean((0, 1))).sum()).backward()
     torch.testing.assert_close(scores.grad, expected_scores.grad)
+    ours = routing.balanced_assignments, routing.balance_step
     with recipes.balanced_as("softmax"):
-        assert routing.sinkhorn is recipes.plain_softmax
-    assert routing.sinkhorn is recipes.SINKHORN
+        assert (routing.balanced_assignments, routing.balance_step) == (recipes.plain_softmax, recipes.no_step)
+    assert (routing.balanced_assignments, routing.balance_step) == ours
+
+
+@pytest.mark.parametrize("name", ["over_batch", "own_potentials", "no_gradient"])
+def test_variants_of_balancing_differ_in_what_they_say(name):
+    sys.path.insert(0, str(STUDIES))
+    try:
+        import recipes
+    finally:
+        sys.path.pop(0)
+    torch.manual_seed(0)
+    scores, balance = torch.randn(2, 30, 4, requires_grad=True), torch.randn(4)
+    weights = torch.randn(2, 30, 4)
+
+    def of(function):
+        assignments, potentials = function(scores, balance, 10)
+        assert potentials.shape == (2, 4) and not potentials.requires_grad
+        return assignments, torch.autograd.grad((assignments * weights).sum(), scores)[0]
+
+    value, gradient = of(getattr(recipes, name))
+    ours, our_gradient = of(routing.balanced_assignments)
+    assert torch.allclose(value, ours) == (name != "own_potentials")
+    assert not torch.allclose(gradient, our_gradient)

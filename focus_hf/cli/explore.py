@@ -1,0 +1,61 @@
+"""The command that makes a page to look at: explore."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from .app import app, numbers, progress_bars, show
+
+
+@app.command(epilog="Example: focus-hf explore --adapter my-adapter --text notes.txt --top-k 1,2 --out explorer.html")
+def explore(
+    adapter: Annotated[str, typer.Option(help="The adapter: a folder or a Hub id.")],
+    text: Annotated[list[Path] | None, typer.Option(help="Text files.", exists=True, dir_okay=False)] = None,
+    against: Annotated[str | None, typer.Option(help="Another adapter of the same base, for the other side.")] = None,
+    top_k: Annotated[str | None, typer.Option(help="Groups per token; two with a comma are two sides.")] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", "--base", help="Base model, if not the one that the adapter names.")
+    ] = None,
+    revision: Annotated[str | None, typer.Option(help="Revision of the adapter on the Hub.")] = None,
+    device: Annotated[str, typer.Option(help="Where: cpu, cuda, ...")] = "cpu",
+    max_tokens: Annotated[int, typer.Option(help="Tokens shown.", min=1)] = 5000,
+    seq_len: Annotated[
+        int | None, typer.Option(help="Tokens read at a time; as many as the model has positions by default.", min=2)
+    ] = None,
+    out: Annotated[Path, typer.Option(help="The page.", dir_okay=False)] = Path("explorer.html"),
+    space: Annotated[Path | None, typer.Option(help="Folder that becomes a static Space.", file_okay=False)] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print facts about the page as JSON.")] = False,
+) -> None:
+    """Write a page that shows groups and far attention of every token: one HTML file, nothing else needed."""
+    from ..explore.command import run_explore
+
+    with progress_bars() as progress:
+        facts = run_explore(
+            adapter,
+            [str(path) for path in text or ()],
+            progress=progress,
+            against=against,
+            top_ks=numbers("--top-k", top_k) if top_k else (),
+            base=model,
+            revision=revision,
+            device=device,
+            max_tokens=max_tokens,
+            window=seq_len,
+            out=out,
+            space=space,
+        )
+    show(facts, _told(facts), as_json)
+
+
+def _told(facts: dict[str, Any]) -> str:
+    cut = f", {facts['left_out']:,} more left out" if facts["left_out"] else ""
+    lines = [
+        f"Wrote {facts['page']}: {facts['tokens']:,} tokens{cut}, {facts['layers']} layers, "
+        f"{facts['bytes'] / 1e6:.2f} MB. Open it in a browser."
+    ]
+    if facts["space"] is not None:
+        lines.append(f"{facts['space']} is a static Space: hf upload ORG/NAME {facts['space']} . --repo-type space")
+    return "\n".join(lines)

@@ -1,0 +1,98 @@
+"""A text as tokens: their ids, and what each of them adds to the text as one reads it."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+#: Invisible characters that letters and emoji need in order to join; they are harmless.
+_JOINERS = "\u200c\u200d\ufe0f"
+
+
+@dataclass(frozen=True)
+class Passage:
+    """A window of a document.
+
+    Args:
+        ids: int64 ``(T,)``.
+        pieces: what each token adds to the text; empty for a token that continues a character.
+    """
+
+    ids: Tensor
+    pieces: list[str]
+
+
+def passages(tokenizer: Any, texts: Sequence[str], max_tokens: int, window: int) -> tuple[list[Passage], int]:
+    """Cut texts into windows; a window holds tokens of one text only.
+
+    Args:
+        tokenizer: a transformers tokenizer.
+        texts: one or several.
+        max_tokens: stop after so many.
+        window: tokens of a window at most.
+
+    Returns:
+        The windows, and how many tokens of the texts are left out.
+
+    Raises:
+        ValueError: there is no token.
+    """
+    found: list[Passage] = []
+    room, left_out = max_tokens, 0
+    for text in texts:
+        ids, pieces = _tokens(tokenizer, text)
+        left_out += max(0, len(ids) - room)
+        ids, pieces = ids[:room], pieces[:room]
+        room -= len(ids)
+        for start in range(0, len(ids), window):
+            part = slice(start, start + window)
+            found.append(Passage(torch.tensor(ids[part], dtype=torch.long), pieces[part]))
+    if not found:
+        raise ValueError("The text has no tokens; give more.")
+    return found, left_out
+
+
+def _tokens(tokenizer: Any, text: str) -> tuple[list[int], list[str]]:
+    if getattr(tokenizer, "is_fast", False):
+        coded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        return list(coded["input_ids"]), list(_spans(text, coded["offset_mapping"]))
+    ids = list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+    return ids, [visible(_decoded(tokenizer, token)) for token in ids]
+
+
+def _spans(text: str, offsets: Sequence[tuple[int, int]]) -> Iterator[str]:
+    """Slices of the text that together are the text: what a tokenizer drops goes to the token after it, and the tokens
+    of one character leave it to the first of them."""
+    shown = 0
+    for _, stop in offsets:
+        yield visible(text[shown:stop])
+        shown = max(shown, stop)
+
+
+def _decoded(tokenizer: Any, token: int) -> str:
+    """For tokenizers that do not say where their tokens stand; SentencePiece drops a leading space when it decodes."""
+    text = tokenizer.decode([token], clean_up_tokenization_spaces=False)
+    starts_word = str(tokenizer.convert_ids_to_tokens([token])[0]).startswith("▁")
+    return f" {text}" if starts_word and not text[:1].isspace() else text
+
+
+def visible(text: str) -> str:
+    """Text as one reads it, with characters that would be invisible or turn the direction of others shown by their
+    codes. Spaces, line breaks and tabs stay."""
+    if text.isprintable():
+        return text
+    text = text.replace("\r\n", "\n")
+    return "".join(
+        f"⟨U+{ord(character):04X}⟩" if _is_hidden(character) else character.replace("\r", "\n") for character in text
+    )
+
+
+def _is_hidden(character: str) -> bool:
+    if character in "\n\r\t" or character in _JOINERS:
+        return False
+    return unicodedata.category(character) in ("Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp")
