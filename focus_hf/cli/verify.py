@@ -32,6 +32,7 @@ def verify(
     as_json: Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")] = False,
 ) -> None:
     """Measure a card's claims again on this machine; exit code 1 if one does not hold."""
+    from ..hub import adapter_folder
     from ..machine import check_device, require
     from ..verify import verify as verify_adapter
     from ..verify.claims import all_hold
@@ -39,14 +40,14 @@ def verify(
     check_device(device)
     if treebank:
         require("conllu", "sklearn")
+    folder = adapter_folder(adapter, revision=revision)
     with progress_bars() as progress:
         bar = progress.add_task("verifying", total=None, visible=False)
         claims = verify_adapter(
-            adapter,
+            str(folder),
             texts=[str(path) for path in text or ()],
             treebanks=[str(path) for path in treebank or ()],
             base=model,
-            revision=revision,
             device=device,
             files_only=files_only,
             tick=lambda done: progress.update(bar, advance=1, description=done, visible=True),

@@ -36,8 +36,10 @@ def quality_figure(rows: Sequence[QualityRow], path: str | os.PathLike[str]) -> 
         ModuleNotFoundError: matplotlib is not installed.
     """
     figure, axes = _axes()
+    hard = [row for row in rows if row.mode == "hard"]
     for row in rows:
         marker, colour = _STYLES[row.mode]
+        below = row in hard and hard.index(row) % 2 == 0  # or neighbours would overlap
         label = f"Focus, top_k={row.top_k}" if row.mode == "hard" else row.mode
         axes.plot(100 * row.pairs, row.perplexity, marker, color=colour, markersize=9)
         at_the_right = row.pairs > 0.7
@@ -45,7 +47,7 @@ def quality_figure(rows: Sequence[QualityRow], path: str | os.PathLike[str]) -> 
             f"{label}  {row.perplexity:.2f}",
             (100 * row.pairs, row.perplexity),
             textcoords="offset points",
-            xytext=(-9 if at_the_right else 9, -16 if row.mode == "hard" else 8),  # or neighbours would overlap
+            xytext=(-9 if at_the_right else 9, -16 if below else 8),
             ha="right" if at_the_right else "left",
         )
     axes.set(xlabel="pairs attended in routed layers (%)", ylabel="perplexity", xlim=(0, 105))

@@ -39,7 +39,8 @@ class Section:
         if self.name is None:
             return self.body
         recorded = self.hash or _hash(self.body)
-        return f"<!-- focus_hf:begin {self.name} {recorded} -->\n{self.body}<!-- focus_hf:end {self.name} -->\n"
+        body = self.body.strip("\n")  # an empty line around it: right behind a table, the marker would be a row of it
+        return f"<!-- focus_hf:begin {self.name} {recorded} -->\n\n{body}\n\n<!-- focus_hf:end {self.name} -->\n"
 
 
 @dataclass(frozen=True)

@@ -164,9 +164,19 @@ def _gather(model_or_folder: Any, target: Path, adapter_name: str | None, result
 
 
 def adapter_files(folder: Path) -> list[str]:
-    """Files of a folder that belong to an adapter; no links, which could lead anywhere."""
-    names = [p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file() and not p.is_symlink()]
+    """Files of a folder that belong to an adapter.
+
+    Links may lead to files of the folder itself, or, in the Hub's cache, to the blobs of the same repository; others
+    could lead anywhere and are left out.
+    """
+    homes = [folder.resolve(), folder.resolve().parent.parent / "blobs"]
+    found = [path for path in folder.rglob("*") if path.is_file() and any(_is_in(path, home) for home in homes)]
+    names = [path.relative_to(folder).as_posix() for path in found]
     return sorted(name for name in names if any(fnmatch.fnmatch(name, pattern) for pattern in ADAPTER_FILES))
+
+
+def _is_in(path: Path, home: Path) -> bool:
+    return path.resolve().is_relative_to(home)
 
 
 def _name_base(folder: Path, base_model: str | None, api: HfApi) -> BaseFacts | None:

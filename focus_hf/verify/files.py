@@ -13,8 +13,8 @@ from ..evaluate.sample import TokenSample
 from ..hub import AdapterConfig, FocusModelCard, GroupReport, Results
 from ..hub.adapter_files import GROUPS_FILE, WEIGHTS_FILE, weights_hash
 from ..hub.card import is_ours, read_card
-from ..hub.card_sections import CardText
-from .claims import Claim, same, unchecked
+from ..hub.card_sections import CardText, Section
+from .claims import DIFFERS, HOLDS, Claim, same, unchecked
 
 
 def check_files(
@@ -31,13 +31,15 @@ def check_files(
         config, results, report, sample: from its files.
     """
     here = weights_hash(folder)
-    for what, recorded in (("quality", results), ("group report", report), ("sample", sample)):
-        if recorded is None:
-            continue
-        if recorded.weights_sha256:
-            yield same(f"weights that the {what} belongs to", recorded.weights_sha256[:16], here[:16], "SHA-256")
-        else:
+    recorded = {"quality": results, "group report": report, "sample": sample}
+    hashes = {what: found.weights_sha256 for what, found in recorded.items() if found is not None}
+    for what, known in hashes.items():
+        if known and known != here:
+            yield same(f"weights that the {what} belongs to", known[:16], here[:16], "SHA-256")
+        elif not known:
             yield unchecked(f"weights that the {what} belongs to", "", "recorded without a checksum")
+    if matching := [what for what, known in hashes.items() if known == here]:
+        yield same(f"weights that {', '.join(matching)} belong to", here[:16], here[:16], "SHA-256")
     with safe_open(folder / WEIGHTS_FILE, framework="np") as file:
         shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118 (not a mapping)
     counted = sum(_size(shape) for name, shape in shapes.items() if not name.endswith("focus_balance"))
@@ -63,22 +65,31 @@ def _check_text(folder: Path) -> Iterator[Claim]:
     text = CardText.parse(card.text)
     title = re.search(r"^# (.+)$", card.text, re.MULTILINE)
     repo_id = html.unescape(title.group(1)).strip() if title else ""
-    made = FocusModelCard.from_adapter(
-        folder,
-        repo_id=repo_id,
-        base_model=str(card.metadata.get("base_model") or ""),
-    )
+    try:
+        made = FocusModelCard.from_adapter(
+            folder, repo_id=repo_id, base_model=str(card.metadata.get("base_model") or "")
+        )
+    except ValueError as error:  # a title or a base model that cannot be
+        yield Claim("text of the card", "as its data says", str(error), DIFFERS)
+        return
     fresh = {part.name: part for part in CardText.parse(made.text).parts if part.name}
-    for part in text.parts:
-        if part.name is None:
-            continue
-        if part.edited:
-            yield Claim(f"card, section {part.name}", "as made from the data", "changed by hand", "differs")
-        elif part.name in fresh:
-            same_text = part.body.strip() == fresh[part.name].body.strip()
-            yield same(f"card, section {part.name}", "as its data says", "as its data says" if same_text else "not so")
-        else:
-            yield Claim(f"card, section {part.name}", "made from data", "its data is not there", "differs")
+    sections = [part for part in text.parts if part.name]
+    wrong = {part.name: found for part in sections if (found := _wrong(part, fresh.get(str(part.name))))}
+    for name, found in wrong.items():
+        yield Claim(f"card, section {name}", "as its data says", found, DIFFERS)
+    right = len(sections) - len(wrong)
+    yield Claim(
+        "sections of the card", "as their data says", f"{right} of {len(sections)}", HOLDS if not wrong else DIFFERS
+    )
+
+
+def _wrong(part: Section, fresh: Section | None) -> str | None:
+    """What is wrong with a section of a card, if anything."""
+    if part.edited:
+        return "changed by hand"
+    if fresh is None:
+        return "its data is not there"
+    return None if part.body.strip() == fresh.body.strip() else "not so"
 
 
 def load_report(folder: Path) -> GroupReport | None:

@@ -15,7 +15,7 @@ from ..hub.results import mode_name
 from ..interpret import group_report, read_treebank
 from ..texts import cut, hash_of, read_again
 from ..train.calibration import largest_groups
-from .claims import Claim, close, unchecked
+from .claims import DIFFERS, HOLDS, Claim, close, unchecked
 
 #: How far a number may be off: other machines and kernels round differently.
 SAME_GROUP, PERPLEXITY, SHARE, AGREEMENT, BALANCE = 0.99, 0.005, 0.01, 0.01, 0.01
@@ -58,8 +58,14 @@ def check_perplexities(
             tick(f"{name}: {here}")
             claimed = float(row["perplexity"])
             what = f"{name}: {mode_name(row['mode'], row.get('top_k'))}"
-            yield close(what, claimed, here.perplexity, PERPLEXITY * claimed, "{:.3f}")
-            yield close(f"{what}, pairs attended", float(row["pairs"]), here.pairs, SHARE, "{:.3f}")
+            pairs = float(row["pairs"])
+            holds = abs(here.perplexity - claimed) <= PERPLEXITY * claimed and abs(here.pairs - pairs) <= SHARE
+            yield Claim(
+                what,
+                f"{claimed:.3f} ({100 * pairs:.1f} % of pairs)",
+                f"{here.perplexity:.3f} ({100 * here.pairs:.1f} % of pairs)",
+                HOLDS if holds else DIFFERS,
+            )
 
 
 def _windows(ids: torch.Tensor, evaluation: Evaluation) -> SlidingWindows:
