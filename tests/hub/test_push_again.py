@@ -14,31 +14,9 @@ from huggingface_hub import HfApi, hf_hub_download
 import focus_hf
 from focus_hf.hub import HubError, PushPlan, save_results
 from focus_hf.hub.save import save_adapter
-from focus_hf.hub.server import LocalHub
 from tests.families import base_model, focus_model
 from tests.hub.test_push_pull import RESULTS, change_weights
 from tests.hub.test_search import report
-
-
-@pytest.fixture(scope="module")
-def hub(tmp_path_factory):
-    with LocalHub(tmp_path_factory.mktemp("hub")) as running:
-        yield running
-
-
-@pytest.fixture
-def api(hub):
-    return HfApi(endpoint=hub.endpoint, token="t")
-
-
-@pytest.fixture
-def adapter(tmp_path):
-    return save_adapter(focus_model("llama"), tmp_path / "adapter")
-
-
-@pytest.fixture
-def name(request):
-    return "demo/" + request.node.name.split("[")[0].replace("_", "-")[:60]
 
 
 def push(hub, source, name, **options):

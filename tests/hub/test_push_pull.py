@@ -23,7 +23,6 @@ from focus_hf.hub import (
     load_results,
     save_results,
 )
-from focus_hf.hub.save import save_adapter
 from focus_hf.hub.server import LocalHub
 from tests.families import FAMILIES, base_model, focus_model, logits, token_ids
 
@@ -41,22 +40,6 @@ RESULTS = Results(
     measured_with={"torch": "2.13"},
     training={"steps": 3},
 )
-
-
-@pytest.fixture(scope="module")
-def hub(tmp_path_factory):
-    with LocalHub(tmp_path_factory.mktemp("hub")) as running:
-        yield running
-
-
-@pytest.fixture
-def adapter(tmp_path):
-    return save_adapter(focus_model("llama"), tmp_path / "adapter")
-
-
-@pytest.fixture
-def name(request):
-    return "demo/" + request.node.name.split("[")[0].replace("_", "-")
 
 
 def push(hub, source, name, **kwargs):
