@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 from huggingface_hub import ModelCard
-from jinja2 import FileSystemLoader, StrictUndefined
+from jinja2 import FileSystemLoader, StrictUndefined, TemplateError
 from jinja2.sandbox import SandboxedEnvironment
 
 from ..escape import escape
@@ -180,7 +180,10 @@ def _render(template: str | os.PathLike[str] | None, **values: Any) -> str:
     environment.filters["mode"] = _mode_markdown
     if not path.is_file():
         raise ValueError(f"{path} does not exist: template is a Jinja file for the card.")
-    return environment.get_template(path.name).render(**values)
+    try:
+        return environment.get_template(path.name).render(**values)
+    except (TemplateError, TypeError, ValueError, ArithmeticError, AttributeError, KeyError) as error:
+        raise ValueError(f"The card cannot be made: {error} ({type(error).__name__} in {path.name}).") from None
 
 
 def _groups(folder: Path) -> tuple[GroupReport | None, str | None]:

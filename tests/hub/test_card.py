@@ -94,7 +94,7 @@ def test_a_template_of_ones_own(adapter, tmp_path):
     card = make(adapter, template=own)
     assert "K=4" in card.text and "## Use" not in card.text and CardText.parse(card.text).names == ["facts"]
     own.write_text("{{ config.__class__.__mro__[1].__subclasses__() }}")  # from a stranger: the sandbox says no
-    with pytest.raises(Exception, match="unsafe"):
+    with pytest.raises(ValueError, match="The card cannot be made: .*unsafe"):
         make(adapter, template=own)
     with pytest.raises(ValueError, match="does not exist"):
         make(adapter, template=tmp_path / "none.jinja")
@@ -116,6 +116,13 @@ def test_speed_is_shown_with_its_machine(adapter):
     card = make(adapter, results=Results(speed=[{**row, "measured_with": "one | GPU"}]))
     assert "| prefill | 16,384 | 1 | 200.0 | 50.0 | 4.00x |" in card.text and "On one &#124; GPU." in card.text
     assert "4.00 times dense attention's" in card.text
+
+
+def test_results_that_make_no_sense_are_one_line(adapter):
+    row = {"what": "prefill", "length": 1, "num_groups": 4, "top_k": 1, "dense_ms": 1.0, "focus_ms": 0.0}
+    for speed in ([{**row, "measured_with": ""}], [{"what": "prefill"}]):
+        with pytest.raises(ValueError, match="The card cannot be made"):
+            make(adapter, results=Results(speed=speed))
 
 
 def test_the_shapes_must_be_those_of_the_base_model():
