@@ -123,7 +123,7 @@ def test_eval_into_files_and_into_the_adapter(adapter, tiny, tmp_path):
     assert [(e.context_length, e.stride) for e in results.evaluations] == [(64, 64), (64, 32)]
     assert results.training["optimizer steps"] == 2  # what training wrote stays
     card = focus_hf("card", "--adapter", adapter, "--base-model", "org/base").stdout
-    assert "windows of 64 tokens, each token with at least 32 before it:" in card
+    assert "windows of 64 tokens, each token with at least 32 before it (" in card
     add_to_adapter(results, adapter)
     assert load_results(adapter) == results  # the same again replaces itself
 
