@@ -114,8 +114,14 @@ def run_demo(
         api = HfApi(endpoint=hub.endpoint, token="demo")
         api.create_repo("demo/base", exist_ok=True)
         api.upload_folder(repo_id="demo/base", folder_path=base_folder)
-        options = {"base_model": "demo/base", "license": "other", "endpoint": hub.endpoint, "token": "demo"}
-        push_to_hub(adapter, "demo/focus", **options)
+        push_to_hub(
+            adapter,
+            "demo/focus",
+            base_model="demo/base",
+            license="other",
+            endpoint=hub.endpoint,
+            token="demo",
+        )
         visit = _visit(model, validation[:1], hub.endpoint, out)
 
     _show_visit(console, visit)
