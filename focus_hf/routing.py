@@ -78,8 +78,8 @@ def balanced_assignments(
 
     The value is ``softmax(z + b)``: the largest entries are the hard memberships, so that what is trained is what
     runs. Sinkhorn's own potentials differ from sequence to sequence, which inference cannot follow; but through them
-    a token that moves to a group moves others out of it, and without that gradient groups collapse. So they are
-    there for the backward pass only.
+    a token that moves to a group moves others out of it, and longer trainings end worse without that gradient
+    (docs/results.md). So they are there for the backward pass only.
 
     Args:
         scores: ``(B, T, K)``.
