@@ -71,6 +71,50 @@ def sinkhorn(scores: Tensor, iterations: int, valid: Tensor | None = None) -> tu
     return torch.softmax(scores + potentials, dim=-1), potentials.squeeze(-2)
 
 
+def score_spread(scores: Tensor, valid: Tensor | None = None) -> Tensor:
+    """How far a sequence's scores lie apart: their standard deviation, over groups and tokens.
+
+    What all groups or all tokens share moves no token to another group, and does not count.
+
+    Args:
+        scores: ``(B, T, K)``.
+        valid: bool ``(B, T)``; ``False`` for padding.
+
+    Returns:
+        ``(B, 1, 1)``, positive, without gradient.
+    """
+    centred = scores.detach() - scores.detach().mean(dim=-1, keepdim=True)
+    weights = _token_weights(scores, valid)
+    centred = centred - (centred * weights).sum(dim=-2, keepdim=True)
+    variance = (centred.square() * weights).sum(dim=-2, keepdim=True).mean(dim=-1, keepdim=True)
+    return variance.sqrt().clamp(min=1e-6)
+
+
+def sharpening(scores: Tensor, sharpness: float | None, valid: Tensor | None = None) -> Tensor:
+    """What to multiply scores and balance potentials with in training, so that tokens are as decided as wanted.
+
+    Left alone, training drives scores apart in its first few steps: the softmax saturates, and most tokens stay where
+    chance has put them. Memberships do not depend on such a factor.
+
+    Args:
+        scores: ``(B, T, K)``.
+        sharpness: the `score_spread` to reach; ``None`` for whatever it is.
+        valid: bool ``(B, T)``; ``False`` for padding.
+
+    Returns:
+        ``(B, 1, 1)``, without gradient.
+    """
+    if sharpness is None:
+        return torch.ones_like(scores[:, :1, :1])
+    return sharpness / score_spread(scores, valid)
+
+
+def _token_weights(scores: Tensor, valid: Tensor | None) -> Tensor:
+    """``(B, T, 1)``: an equal share for each token that counts; they sum to 1."""
+    weights = torch.ones_like(scores[..., :1]) if valid is None else valid[..., None].to(scores.dtype)
+    return weights / weights.sum(dim=-2, keepdim=True).clamp(min=1)
+
+
 def balanced_assignments(
     scores: Tensor, balance: Tensor, iterations: int, valid: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
@@ -83,18 +127,18 @@ def balanced_assignments(
 
     Args:
         scores: ``(B, T, K)``.
-        balance: the layer's potentials ``b``, ``(K,)``; all zero means that there are none yet, and Sinkhorn's own
-            are taken.
+        balance: the layer's potentials ``b``, ``(K,)`` or ``(B, 1, K)``; all zero means that there are none yet, and
+            Sinkhorn's own are taken.
         iterations: rounds of Sinkhorn.
         valid: bool ``(B, T)``; ``False`` for padding.
 
     Returns:
-        Assignments ``(B, T, K)``, and Sinkhorn's potentials ``(B, K)`` without gradient.
+        Assignments ``(B, T, K)``, and Sinkhorn's potentials ``(B, 1, K)`` without gradient.
     """
-    _, potentials = sinkhorn(scores, iterations, valid)
+    potentials = sinkhorn(scores, iterations, valid)[1][:, None]
     found = potentials.detach()
     value = torch.where(balance.any(), balance, found)
-    return torch.softmax(scores + (value + potentials - found)[:, None], dim=-1), found
+    return torch.softmax(scores + value + potentials - found, dim=-1), found
 
 
 def balance_step(scores: Tensor, balance: Tensor, top_k: int, valid: Tensor | None = None) -> Tensor:
@@ -114,12 +158,8 @@ def balance_step(scores: Tensor, balance: Tensor, top_k: int, valid: Tensor | No
     """
     scores = scores.detach()
     memberships = hard_memberships(scores, balance, top_k).float()
-    weights = torch.ones_like(scores[..., :1]) if valid is None else valid[..., None].float()
-    weights = weights / weights.sum(dim=-2, keepdim=True).clamp(min=1)
-    shares = (memberships * weights).sum(dim=-2) / top_k
-    centred = scores - (scores * weights).sum(dim=-2, keepdim=True)
-    spread = (centred.square() * weights).sum(dim=-2).sqrt().mean(dim=-1, keepdim=True)
-    step = (spread * (1 - shares.shape[-1] * shares)).mean(dim=0)
+    shares = (memberships * _token_weights(scores, valid)).sum(dim=-2) / top_k
+    step = (score_spread(scores, valid)[:, 0] * (1 - shares.shape[-1] * shares)).mean(dim=0)
     return BALANCE_RATE * (step - step.mean())
 
 

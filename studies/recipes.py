@@ -37,7 +37,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "window-256": {"local_window": 256},
     "groups-4": {"num_groups": 4},
     "groups-16": {"num_groups": 16},
-    "temperature-annealed": {"temperature_start": 0.5},
+    "fixed-temperature": {"sharpness_start": 0.0},
     "sinkhorn-over-batch": {},
     "sinkhorn-values": {},
     "no-sinkhorn-gradient": {},
@@ -51,24 +51,24 @@ def over_batch(scores: Tensor, balance: Tensor, iterations: int, valid: Any = No
     _, potentials = routing.sinkhorn(scores.flatten(0, 1), iterations)
     found = potentials.detach()
     value = torch.where(balance.any(), balance, found)
-    return torch.softmax(scores + value + potentials - found, dim=-1), found.expand(scores.shape[0], -1)
+    return torch.softmax(scores + value + potentials - found, dim=-1), found.expand(scores.shape[0], 1, -1)
 
 
 def own_potentials(scores: Tensor, balance: Tensor, iterations: int, valid: Any = None) -> tuple[Tensor, Tensor]:
     """Sinkhorn's value too: every sequence has potentials of its own, as in the paper."""
     assignments, potentials = routing.sinkhorn(scores, iterations)
-    return assignments, potentials.detach()
+    return assignments, potentials.detach()[:, None]
 
 
 def no_gradient(scores: Tensor, balance: Tensor, iterations: int, valid: Any = None) -> tuple[Tensor, Tensor]:
     """Inference's value, and a gradient that knows nothing of balance."""
-    _, potentials = routing.sinkhorn(scores.detach(), iterations)
-    return torch.softmax(scores + torch.where(balance.any(), balance, potentials)[:, None], dim=-1), potentials
+    potentials = routing.sinkhorn(scores.detach(), iterations)[1][:, None]
+    return torch.softmax(scores + torch.where(balance.any(), balance, potentials), dim=-1), potentials
 
 
 def plain_softmax(scores: Tensor, balance: Tensor, iterations: int, valid: Any = None) -> tuple[Tensor, Tensor]:
     """Nothing balances the groups."""
-    return torch.softmax(scores, dim=-1), scores.new_zeros(scores.shape[0], scores.shape[-1])
+    return torch.softmax(scores, dim=-1), scores.new_zeros(scores.shape[0], 1, scores.shape[-1])
 
 
 def balance_loss(scores: Tensor, balance: Tensor, iterations: int, valid: Any = None) -> tuple[Tensor, Tensor]:

@@ -85,7 +85,7 @@ def test_soft_assignments_have_inferences_value_and_sinkhorns_gradient(sequences
         _softmax_backward(scores + balance, weights).flatten(),
     )
     assert torch.allclose(gradient, through)
-    assert not potentials.requires_grad and potentials.shape == (sequences, groups)
+    assert not potentials.requires_grad and potentials.shape == (sequences, 1, groups)
     first, own = routing.balanced_assignments(scores, torch.zeros_like(balance), 30)
     assert torch.allclose(first, routing.sinkhorn(scores, 30)[0])  # nothing to go by yet: Sinkhorn's own
 
@@ -93,6 +93,29 @@ def test_soft_assignments_have_inferences_value_and_sinkhorns_gradient(sequences
 def _softmax_backward(arguments, gradient):
     value = torch.softmax(arguments, -1)
     return (value * (gradient - (gradient * value).sum(-1, keepdim=True))).detach()
+
+
+@given(sharpness=st.floats(0.3, 12), scale=st.floats(0.01, 100), seed=st.integers(0, 10_000))
+@settings(deadline=None, max_examples=30)
+def test_sharpened_scores_have_the_spread_asked_for_and_the_same_memberships(sharpness, scale, seed):
+    generator = torch.Generator().manual_seed(seed)
+    scores = scale * torch.randn(3, 40, 5, generator=generator, dtype=torch.float64)
+    balance = scale * torch.randn(5, generator=generator, dtype=torch.float64)
+    factor = routing.sharpening(scores, sharpness)
+    sharpened = factor * scores
+    by_hand = (sharpened - sharpened.mean(1, keepdim=True) - sharpened.mean(2, keepdim=True)) + sharpened.mean(
+        (1, 2), keepdim=True
+    )
+    assert torch.allclose(by_hand.square().mean((1, 2)).sqrt(), torch.full((3,), sharpness, dtype=torch.float64))
+    same = routing.hard_memberships(sharpened, factor * balance, 2)
+    assert torch.equal(same, routing.hard_memberships(scores, balance, 2))
+    # A sequence's own affair: neither others in the batch, nor padding, nor what all groups share counts.
+    valid = torch.arange(40).expand(3, 40) < 30
+    padded = torch.where(valid[..., None], scores + 7 * scale, 1e3)
+    torch.testing.assert_close(
+        routing.sharpening(padded, sharpness, valid)[:1], routing.sharpening(scores[:1, :30], sharpness)
+    )
+    assert torch.equal(routing.sharpening(scores, None), torch.ones(3, 1, 1, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("top_k", [1, 2])

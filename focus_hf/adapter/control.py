@@ -22,7 +22,7 @@ def set_routing(
     path: str | None = None,
     kernel: str | None = None,
     gate_strength: float | None = _KEEP,
-    temperature: float | None = _KEEP,
+    sharpness: float | None = _KEEP,
 ) -> None:
     """Change how a model with a Focus adapter routes, at any time.
 
@@ -36,8 +36,7 @@ def set_routing(
             where it can run. All give the same result.
         kernel: the attention backend, a name that ``focus-hf info`` lists, or ``"auto"``.
         gate_strength: ``lambda`` of the training gate; ``None`` goes back to the adapter's own.
-        temperature: ``tau``; ``None`` goes back to the adapter's own. For training schedules: balance potentials
-            belong to one temperature.
+        sharpness: how decided tokens are in soft mode, see `focus_hf.routing.sharpening`. For training schedules.
 
     Raises:
         ValueError: no Focus adapter, or a value that is out of range.
@@ -51,8 +50,8 @@ def set_routing(
     chosen_kernel = None if kernel is None or kernel == "auto" else kernel_named(kernel)
     if gate_strength is not _KEEP and gate_strength is not None and not gate_strength >= 0:
         raise ValueError(f"gate_strength must not be negative, got {gate_strength!r}.")
-    if temperature is not _KEEP and temperature is not None and not temperature > 0:
-        raise ValueError(f"temperature must be positive, got {temperature!r}.")
+    if sharpness is not _KEEP and sharpness is not None and not sharpness > 0:
+        raise ValueError(f"sharpness must be positive, got {sharpness!r}.")
     if top_k is not None:
         _set_top_k(layers, top_k)
     for layer in layers:
@@ -64,8 +63,8 @@ def set_routing(
             layer.kernel = chosen_kernel
         if gate_strength is not _KEEP:
             layer.gate_strength = gate_strength
-        if temperature is not _KEEP:
-            layer.temperature = temperature
+        if sharpness is not _KEEP:
+            layer.sharpness = sharpness
 
 
 def _set_top_k(layers: list[FocusLayer], top_k: int) -> None:

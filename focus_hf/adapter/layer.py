@@ -48,7 +48,7 @@ class FocusLayer(nn.Module, BaseTunerLayer):
         self.path = "auto"
         self.kernel: Kernel | None = None
         self.gate_strength: float | None = None
-        self.temperature: float | None = None
+        self.sharpness: float | None = None
         self.observer: Callable[[FocusLayer, Tensor, Tensor], None] | None = None
         self.attention_observer: Callable[[FocusLayer, Tensor, Tensor, float, Tensor], None] | None = None
         self._checked: set[str] = set()
@@ -163,7 +163,7 @@ class FocusLayer(nn.Module, BaseTunerLayer):
             hidden_states,
             self.focus_proj[adapter_name],
             self.focus_centroids[adapter_name],
-            self.configs[adapter_name].temperature if self.temperature is None else self.temperature,
+            self.configs[adapter_name].temperature,
         )
         return scores, self.focus_balance[adapter_name].detach().float().clone()
 
@@ -271,10 +271,13 @@ class FocusLayer(nn.Module, BaseTunerLayer):
         config = self.configs[adapter_name]
         scores, balance = self(hidden_states, adapter_name)
         valid = _valid_tokens(mask)
-        assignments, potentials = routing.balanced_assignments(scores, balance, config.sinkhorn_iterations, valid)
+        factor = routing.sharpening(scores, self.sharpness, valid)
+        assignments, potentials = routing.balanced_assignments(
+            factor * scores, factor * balance, config.sinkhorn_iterations, valid
+        )
         if self.training and scores.requires_grad:
             step = routing.balance_step(scores, balance, config.top_k, valid)
-            step = torch.where(balance.any(), step, potentials.mean(dim=0))  # Sinkhorn's to start from
+            step = torch.where(balance.any(), step, (potentials / factor).mean(dim=(0, 1)))  # Sinkhorn's to start from
             # In the backward pass: gradient checkpointing computes this forward twice, and both must agree.
             assignments.register_hook(lambda gradient: self._update_balance(adapter_name, step))
         hard = routing.hard_memberships(scores.detach(), balance, config.top_k)

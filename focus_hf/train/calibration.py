@@ -13,7 +13,9 @@ from ..adapter import FocusLayer, focus_layers, observe_routing, routing_mode
 
 
 @torch.no_grad()
-def calibrate(model: nn.Module, batches: Iterable[Tensor], rounds: int = 3) -> dict[str, float]:
+def calibrate(
+    model: nn.Module, batches: Iterable[Tensor], sharpness: float | None = None, rounds: int = 3
+) -> dict[str, float]:
     """Set each layer's balance potentials from a sample of the domain.
 
     A layer's input depends on how the layers before it route, so scores are collected and potentials solved for a few
@@ -22,6 +24,8 @@ def calibrate(model: nn.Module, batches: Iterable[Tensor], rounds: int = 3) -> d
     Args:
         model: a model with an active Focus adapter.
         batches: token ids ``(B, T)`` without padding; a few dozen sequences are enough.
+        sharpness: scale the centroids so that this is the spread of the scores (`focus_hf.routing.score_spread`), as it
+            was at the end of training. Probabilities of groups then mean what they meant; memberships stay.
         rounds: passes over the batches.
 
     Returns:
@@ -34,6 +38,8 @@ def calibrate(model: nn.Module, batches: Iterable[Tensor], rounds: int = 3) -> d
     batches = list(batches)
     if not batches:
         raise ValueError("calibrate() needs at least one batch of token ids, got none.")
+    if sharpness is not None:
+        _scale(model, batches, sharpness)
     for _ in range(rounds):
         for layer, scores in _collect_scores(model, batches).items():
             parameter = layer.focus_balance[str(layer.routing_adapter)]
@@ -41,6 +47,15 @@ def calibrate(model: nn.Module, batches: Iterable[Tensor], rounds: int = 3) -> d
             new = routing.calibrate_balance(scores, layer.routing_config.top_k, balance)
             ranks.assign(parameter, new.to(balance.dtype))
     return largest_groups(model, batches)
+
+
+def _scale(model: nn.Module, batches: list[Tensor], sharpness: float) -> None:
+    """Give every layer's scores this spread."""
+    for layer, scores in _collect_scores(model, batches).items():
+        factor = sharpness / routing.score_spread(scores[None]).item()
+        for kind in (layer.focus_centroids, layer.focus_balance):
+            parameter = kind[str(layer.routing_adapter)]
+            ranks.assign(parameter, ranks.whole(parameter) * factor)
 
 
 @torch.no_grad()

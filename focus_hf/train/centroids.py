@@ -59,6 +59,7 @@ def train_centroids(
         "dataloader_pin_memory": torch.cuda.is_available(),
         **training_arguments,
     }
+    schedule = RoutingSchedule(model)
     trainer = Trainer(
         model=model,
         args=TrainingArguments(
@@ -70,7 +71,7 @@ def train_centroids(
             **arguments,
         ),
         train_dataset=WindowDataset(windows),
-        callbacks=[RoutingSchedule(model), *(callbacks or [])],
+        callbacks=[schedule, *(callbacks or [])],
     )
     monitor = RoutingMonitor.attach(trainer)
     if trainer.args.disable_tqdm:
@@ -78,4 +79,5 @@ def train_centroids(
     trainer.train()
     monitor.raise_if_diverged()
     model.eval()
-    return calibrate(model, windows[:calibration_windows].split(batch_size))
+    last = None if schedule.sharpness is None else schedule.sharpness[1]
+    return calibrate(model, windows[:calibration_windows].split(batch_size), last)

@@ -143,9 +143,11 @@ class RoutingMonitor(TrainerCallback):
         config = layer.routing_config
         pattern = Pattern(config.local_window, config.sink_tokens, config.dense_below)
         attended, possible = count_pairs(pattern, memberships[:1])
+        sharpened = scores * routing.sharpening(scores, layer.sharpness)
+        assignments, _ = routing.sinkhorn(sharpened, config.sinkhorn_iterations)
         self._seen[layer.name] = {
             "largest_group": float(routing.group_shares(memberships).max()),
-            "confidence": float(routing.sinkhorn(scores, config.sinkhorn_iterations)[0].amax(dim=-1).mean()),
+            "confidence": float(assignments.amax(dim=-1).mean()),
             "pairs": attended / possible,
         }
 

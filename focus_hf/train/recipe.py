@@ -58,12 +58,15 @@ class TrainRecipe:
     dense_below: int = _option("Positions below it attend to everything before them.", 0)
     group_dim: int = _option("Dimension of the centroids (d_g).", 16)
     temperature: float = _option("Temperature of the scores (tau).", 0.1)
-    temperature_start: float | None = _option("Anneal the temperature from here; by default it stays.", None)
     sinkhorn_iterations: int = _option("Rounds of Sinkhorn.", 10)
     gate: str = _option("Gate in training: additive, multiplicative (the paper's), hard.", "additive")
     gate_start: float = _option("Strength of the gate (lambda) at the first step.", 1.0)
     gate_end: float = _option("Strength of the gate when it is annealed.", 8.0)
-    annealed_at: float = _option("Share of the steps after which gate and temperature have their last values.", 0.7)
+    sharpness_start: float = _option(
+        "Spread of the scores in training's softmax at the first step; 0: as they are.", 0.7
+    )
+    sharpness_end: float = _option("The same when it is annealed.", 8.0)
+    annealed_at: float = _option("Share of the steps after which gate and sharpness have their last values.", 0.7)
     straight_through: bool = _option("Hard memberships forward, soft gradients.", False)
     seq_len: int = _option("Tokens per window.", 1024)
     stride: int | None = _option("Tokens from one window's start to the next; seq_len by default.", None)
@@ -108,6 +111,11 @@ class TrainRecipe:
             value = getattr(self, name)
             if not isinstance(value, int | float) or not value > 0:
                 raise ValueError(f"{name} must be a positive number, got {value!r}.")
+        if not (self.sharpness_start >= 0 and self.sharpness_end > 0):
+            raise ValueError(
+                "sharpness_start must not be negative and sharpness_end must be positive, "
+                f"got {self.sharpness_start!r} and {self.sharpness_end!r}."
+            )
         for name in ("eval_share", "warmup_share"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 0 and below 1, got {getattr(self, name)!r}.")
@@ -124,6 +132,11 @@ class TrainRecipe:
         names = {f.name for f in dataclasses.fields(FocusConfig)} & {f.name for f in dataclasses.fields(self)}
         values = {name: getattr(self, name) for name in names - {"revision"}}
         return FocusConfig(gate_strength=self.gate_end, task_type="CAUSAL_LM", **values)
+
+    @property
+    def sharpness(self) -> tuple[float, float] | None:
+        """From where to where it is annealed; ``None`` with the paper's fixed temperature."""
+        return (self.sharpness_start, self.sharpness_end) if self.sharpness_start else None
 
     def training_source(self) -> TextSource:
         return TextSource(tuple(self.train_file), self.dataset, self.subset, self.split, self.revision, self.column)

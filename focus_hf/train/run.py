@@ -124,7 +124,9 @@ def train(
     model.eval()
     say("balancing groups")
     sample = windows[:: max(1, len(windows) // recipe.calibration_windows)][: recipe.calibration_windows]
-    shares = calibrate(model, sample.split(recipe.batch_size))
+    shares = calibrate(
+        model, sample.split(recipe.batch_size), None if recipe.sharpness is None else recipe.sharpness[1]
+    )
     say("measuring")
     results = _measure(model, validation, held_out, recipe)
     results.largest_group = max(shares.values())
@@ -250,8 +252,8 @@ def _facts(recipe: TrainRecipe, training: Texts, windows: int, trainer: Any, sec
         "stride": recipe.stride or recipe.seq_len,
         "calibration windows": recipe.calibration_windows,
     }
-    if recipe.temperature_start is not None:
-        facts["temperature"] = f"{recipe.temperature_start:g} to {recipe.temperature:g}"
+    if recipe.sharpness is not None:
+        facts["sharpness"] = f"{recipe.sharpness_start:g} to {recipe.sharpness_end:g}"
     return facts
 
 

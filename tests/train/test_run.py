@@ -46,7 +46,7 @@ def same(first, second):
 @pytest.fixture(scope="module")
 def trained(tiny, tmp_path_factory):
     out = tmp_path_factory.mktemp("trained") / "adapter"
-    return train(recipe(tiny, out, base_model="org/base", eval_steps=3, temperature_start=0.3))
+    return train(recipe(tiny, out, base_model="org/base", eval_steps=3, sharpness_start=0.3))
 
 
 def test_it_leaves_an_adapter_with_measured_quality_and_a_card(trained, tiny):
@@ -67,9 +67,7 @@ def test_it_leaves_an_adapter_with_measured_quality_and_a_card(trained, tiny):
     facts = results.training
     assert facts["data"] == "train.txt" and facts["data revision"].startswith("sha256:")
     assert facts["optimizer steps"] == 6 and facts["windows per step"] == 4 and facts["processes"] == 1
-    assert facts["temperature"] == "0.3 to 0.1" and {"torch", "transformers", "on", "date"} <= set(
-        results.measured_with
-    )
+    assert facts["sharpness"] == "0.3 to 8" and {"torch", "transformers", "on", "date"} <= set(results.measured_with)
     card = (trained.folder / "README.md").read_text()
     assert "base_model: org/base" in card and "## Training" in card
     for path in trained.folder.rglob("*"):

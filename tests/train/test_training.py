@@ -112,3 +112,47 @@ def test_set_routing_top_k_is_saved_with_the_adapter(tmp_path):
     focus_hf.set_routing(model, top_k=3)
     model.save_pretrained(tmp_path)
     assert focus_hf.FocusConfig.from_pretrained(str(tmp_path)).top_k == 3
+
+
+def test_calibrating_to_a_sharpness_scales_scores_and_moves_no_token():
+    model = focus_model("llama")
+    batches = [token_ids(length=48)]
+    calibrate(model, batches)
+    before = logits(model, batches[0])
+    calibrate(model, batches, sharpness=3.0, rounds=0)
+    torch.testing.assert_close(logits(model, batches[0]), before)
+    seen = {}
+    with torch.no_grad(), observe_routing(model, lambda layer, scores, _: seen.update({layer.name: scores})):
+        model(input_ids=batches[0], use_cache=False)
+    for scores in seen.values():
+        assert routing.score_spread(scores.flatten(0, 1)[None]).item() == pytest.approx(3.0, rel=1e-3)
+
+
+@pytest.mark.parametrize("sharpness", [None, 2.0])
+def test_soft_routing_is_as_decided_as_asked(sharpness):
+    model = focus_model("llama").train()
+    focus_hf.set_routing(model, mode="soft", sharpness=sharpness)
+    layer, ids = focus_layers(model)[0], token_ids(length=40)
+    seen = {}
+    with observe_routing(model, lambda layer, scores, _: seen.update({layer.name: scores})):
+        handle = _keep_assignments(layer, seen)
+        model(input_ids=ids, use_cache=False)
+    handle.undo()
+    factor = routing.sharpening(seen[layer.name], sharpness)
+    balance = layer.focus_balance["default"]
+    expected, _ = routing.balanced_assignments(factor * seen[layer.name], factor * balance, 10)
+    torch.testing.assert_close(seen["assignments"], expected.detach())
+
+
+def _keep_assignments(layer, seen):
+    """Note what the layer hands to its attention."""
+    patch = pytest.MonkeyPatch()
+    route = layer._soft_routing
+
+    def routed(*arguments):
+        call = route(*arguments)
+        seen["assignments"] = call.soft.assignments.detach()
+        return call
+
+    patch.setattr(layer, "_soft_routing", routed)
+    return patch
