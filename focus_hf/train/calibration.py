@@ -24,7 +24,7 @@ def calibrate(
     Args:
         model: a model with an active Focus adapter.
         batches: token ids ``(B, T)`` without padding; a few dozen sequences are enough.
-        sharpness: scale the centroids so that this is the spread of the scores (`focus_hf.routing.score_spread`), as it
+        sharpness: scale the scores so that this is their spread (`focus_hf.routing.score_spread`), as it
             was at the end of training. Probabilities of groups then mean what they meant; memberships stay.
         rounds: passes over the batches.
 
