@@ -31,7 +31,8 @@ def set_routing(
         top_k: groups per token for the active adapter, 1 to its ``num_groups``. More is closer to dense attention
             and slower. Saved with the adapter.
         mode: ``"hard"`` (inference), ``"soft"`` (the gated attention of training), ``"local"`` (window and sinks
-            only, for comparison), or ``None``: soft while the centroids train, hard otherwise.
+            only, for comparison), ``"dense"`` (the model's own attention; for whole sequences, without a cache), or
+            ``None``: soft while the centroids train, hard otherwise.
         path: how hard attention is computed: ``"auto"`` (the cheapest), or ``"grouped"``, ``"biased"``, ``"masked"``
             where it can run. All give the same result.
         kernel: the attention backend, a name that ``focus-hf info`` lists, or ``"auto"``.

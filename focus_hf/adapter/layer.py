@@ -19,8 +19,8 @@ from .call import RoutedConfig, Routing, SoftGate
 from .config import FocusConfig
 
 #: ``None`` lets the layer decide: soft while its centroids train, hard otherwise. "local" switches groups off and
-#: keeps window and sinks: what is left without the adapter's contribution.
-MODES = (None, "soft", "hard", "local")
+#: keeps window and sinks: what is left without the adapter's contribution. "dense" routes nothing.
+MODES = (None, "soft", "hard", "local", "dense")
 
 
 class FocusLayer(nn.Module, BaseTunerLayer):
@@ -189,7 +189,7 @@ class FocusLayer(nn.Module, BaseTunerLayer):
 
     def _before_attention(self, attention: Any, args: tuple, kwargs: dict[str, Any]) -> None:
         adapter_name = self.routing_adapter
-        if adapter_name is None:
+        if adapter_name is None or self.mode == "dense":
             return
         if "read_index" in kwargs or "block_table" in kwargs:  # what its paged cache hands to attention modules
             raise ValueError(

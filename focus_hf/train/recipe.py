@@ -74,6 +74,7 @@ class TrainRecipe:
     batch_size: int = _option("Windows per device and step.", 4)
     gradient_accumulation_steps: int = _option("Batches per optimizer step.", 1)
     learning_rate: float = _option("Of the centroids (AdamW, warm-up, cosine decay).", 1e-2)
+    distill: float = _option("Weight of the distance to dense attention's predictions in the loss.", 0.0)
     warmup_share: float = _option("Share of the steps that warm up.", 0.05)
     weights: str = _option("'trained' lets the base model's weights learn too.", "frozen")
     from_scratch: bool = _option("Start from random weights.", False)
@@ -116,6 +117,10 @@ class TrainRecipe:
                 "sharpness_start must not be negative and sharpness_end must be positive, "
                 f"got {self.sharpness_start!r} and {self.sharpness_end!r}."
             )
+        if not self.distill >= 0:
+            raise ValueError(f"distill must not be negative, got {self.distill!r}.")
+        if self.distill and self.weights == "trained":
+            raise ValueError("distill keeps to what a frozen model predicts: it needs weights='frozen'.")
         for name in ("eval_share", "warmup_share"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 0 and below 1, got {getattr(self, name)!r}.")

@@ -252,6 +252,8 @@ def _facts(recipe: TrainRecipe, training: Texts, windows: int, trainer: Any, sec
         "stride": recipe.stride or recipe.seq_len,
         "calibration windows": recipe.calibration_windows,
     }
+    if recipe.distill:
+        facts["distillation"] = f"weight {recipe.distill:g}"
     if recipe.sharpness is not None:
         facts["sharpness"] = f"{recipe.sharpness_start:g} to {recipe.sharpness_end:g}"
     return facts

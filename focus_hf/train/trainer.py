@@ -14,6 +14,7 @@ from transformers import EarlyStoppingCallback, PrinterCallback, Trainer, Traine
 
 from .checkpoints import SaveBaseWeights
 from .data import WindowDataset
+from .distill import DistillingTrainer
 from .monitor import RoutingMonitor
 from .recipe import TrainRecipe
 from .schedule import RoutingSchedule
@@ -46,8 +47,9 @@ def make_trainer(
         added.append(EarlyStoppingCallback(recipe.early_stopping))
     if both:
         added.append(SaveBaseWeights(str(arguments.output_dir)))
-    trainer = Trainer(
+    trainer = DistillingTrainer(
         model=model,
+        weight=recipe.distill,
         args=arguments,
         train_dataset=WindowDataset(windows),
         eval_dataset=WindowDataset(validation),

@@ -29,7 +29,7 @@ class SaveStart(TrainerCallback):
             (self.out / "start" / "adapter_model.safetensors").rename(self.out / "start.safetensors")
 
 
-def ddp(tiny: Path, out: Path, batch_size: int, gate: str) -> None:
+def ddp(tiny: Path, out: Path, batch_size: int, gate: str, distill: str) -> None:
     """The whole of `train`, as under ``accelerate launch``."""
     recipe = TrainRecipe(
         model=str(tiny / "base"),
@@ -39,6 +39,7 @@ def ddp(tiny: Path, out: Path, batch_size: int, gate: str) -> None:
         num_groups=4,
         local_window=8,
         gate=gate,
+        distill=float(distill),
         seq_len=64,
         max_steps=STEPS,
         batch_size=batch_size,
@@ -80,7 +81,7 @@ def fsdp(tiny: Path, out: Path, batch_size: int, gate: str) -> None:
 
 
 if __name__ == "__main__":
-    _, kind, tiny, out, batch_size, gate = sys.argv
-    {"ddp": ddp, "fsdp": fsdp}[kind](Path(tiny), Path(out), int(batch_size), gate)
+    _, kind, tiny, out, batch_size, *how = sys.argv
+    {"ddp": ddp, "fsdp": fsdp}[kind](Path(tiny), Path(out), int(batch_size), *how)
     if distributed.is_initialized():
         distributed.destroy_process_group()

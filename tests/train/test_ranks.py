@@ -42,10 +42,10 @@ def launch(processes: int, *arguments: object) -> None:
     assert all(worker.returncode == 0 for worker in workers), "\n".join(error[-3000:] for error in errors)
 
 
-@pytest.mark.parametrize("gate", ["additive", "hard"])
-def test_ddp_ends_where_one_process_does(tiny, tmp_path, gate):
+@pytest.mark.parametrize(("gate", "distill"), [("additive", 0), ("hard", 0), ("additive", 5)])
+def test_ddp_ends_where_one_process_does(tiny, tmp_path, gate, distill):
     for processes, batch_size in ((1, 4), (2, 2)):
-        launch(processes, "ddp", tiny, tmp_path / str(processes), batch_size, gate)
+        launch(processes, "ddp", tiny, tmp_path / str(processes), batch_size, gate, distill)
     one, two = (load_file(tmp_path / name / "adapter_model.safetensors") for name in ("1", "2"))
     start = load_file(tmp_path / "1" / "start.safetensors")
     assert one.keys() == two.keys()
