@@ -27,6 +27,7 @@ from focus_hf.train import TrainRecipe, train
 VARIANTS: dict[str, dict[str, Any]] = {
     "reference": {},
     "reference-seed-1": {"seed": 1},
+    "distill": {"distill": 5.0},
     "multiplicative": {"gate": "multiplicative"},
     "hard": {"gate": "hard"},
     "not-annealed": {"gate_start": 8.0},

@@ -38,14 +38,24 @@ def train(given: dict[str, Any], config: Path | None, as_json: bool) -> None:
     from dataclasses import asdict
 
     from ..evaluate.report import tables
-    from ..train import RichProgress
+    from ..train import RichProgress, last_checkpoint
     from ..train import train as train_adapter
 
     recipe = _recipe(config, given)
-    with progress_bars() as progress:
-        result = train_adapter(
-            recipe, [RichProgress(progress, "centroids")], lambda text: progress.console.print(text, style="dim")
+    try:
+        with progress_bars() as progress:
+            result = train_adapter(
+                recipe, [RichProgress(progress, "centroids")], lambda text: progress.console.print(text, style="dim")
+            )
+    except KeyboardInterrupt:
+        checkpoint = last_checkpoint(Path(recipe.output_dir) / "trainer")
+        left = (
+            "no checkpoint was written (--save-steps)"
+            if checkpoint is None
+            else f"--resume goes on from {checkpoint.name}"
         )
+        typer.echo(f"Interrupted: {left}.", err=True)
+        raise typer.Exit(130) from None
     if is_main_process():
         if as_json:
             show({"folder": str(result.folder), "results": asdict(result.results)}, "", True)

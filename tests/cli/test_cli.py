@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import signal
 import socket
 import subprocess
 import sys
@@ -114,6 +116,33 @@ def test_hub_serves_until_it_is_stopped(tmp_path):
         finally:
             process.terminate()
         assert f"HF_ENDPOINT=http://127.0.0.1:{port}" in process.stderr.read()
+
+
+def test_ctrl_c_in_a_training_says_how_to_go_on(tiny, tmp_path):
+    out = tmp_path / "adapter"
+    command = [Path(sys.executable).with_name("focus-hf"), "train", "--model", tiny / "base", "--output-dir", out]
+    command += ["--train-file", tiny / "train.txt", "--eval-file", tiny / "held_out.txt", "--seq-len", "64"]
+    command += [
+        "--local-window",
+        "8",
+        "--batch-size",
+        "2",
+        "--max-steps",
+        "5000",
+        "--save-steps",
+        "5",
+        "--trainer",
+        "use_cpu=true",
+    ]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        deadline = time.monotonic() + 200
+        while not (out / "trainer" / "checkpoint-10").is_dir() and time.monotonic() < deadline:
+            assert process.poll() is None
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        error = process.communicate(timeout=60)[1]
+    assert process.returncode == 130
+    assert re.search(r"Interrupted: --resume goes on from checkpoint-\d+\.", error) and "Traceback" not in error
 
 
 @pytest.mark.slow

@@ -67,7 +67,7 @@ def test_variants_of_balancing_differ_in_what_they_say(name):
 
     def of(function):
         assignments, potentials = function(scores, balance, 10)
-        assert potentials.shape == (2, 4) and not potentials.requires_grad
+        assert potentials.shape == (2, 1, 4) and not potentials.requires_grad
         return assignments, torch.autograd.grad((assignments * weights).sum(), scores)[0]
 
     value, gradient = of(getattr(recipes, name))
