@@ -186,6 +186,7 @@ def main() -> None:
     parser.add_argument("--seq-len", type=int, default=1024)
     parser.add_argument("--local-window", type=int, default=64)
     parser.add_argument("--eval-windows", type=int, default=24)
+    parser.add_argument("--calibration-windows", type=int, default=32)
     parser.add_argument("--variants", default=",".join(VARIANTS), help="names with commas")
     parser.add_argument("--dominance", action="store_true")
     arguments = parser.parse_args()
@@ -199,6 +200,7 @@ def main() -> None:
         "max_steps": arguments.steps,
         "batch_size": arguments.batch_size,
         "eval_windows": arguments.eval_windows,
+        "calibration_windows": arguments.calibration_windows,
         "logging_steps": max(1, arguments.steps // 5),
         "trainer": {"disable_tqdm": True},
     }
