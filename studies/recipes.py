@@ -38,7 +38,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "window-256": {"local_window": 256},
     "groups-4": {"num_groups": 4},
     "groups-16": {"num_groups": 16},
-    "fixed-temperature": {"sharpness_start": 0.0},
+    "sharpness-annealed": {"sharpness_start": 0.7},
     "sinkhorn-over-batch": {},
     "sinkhorn-values": {},
     "no-sinkhorn-gradient": {},
