@@ -72,9 +72,7 @@ def sinkhorn(scores: Tensor, iterations: int, valid: Tensor | None = None) -> tu
 
 
 def score_spread(scores: Tensor, valid: Tensor | None = None) -> Tensor:
-    """How far a sequence's scores lie apart: their standard deviation, over groups and tokens.
-
-    What all groups or all tokens share moves no token to another group, and does not count.
+    """How far a sequence's scores lie apart: their standard deviation over tokens, averaged over groups.
 
     Args:
         scores: ``(B, T, K)``.
@@ -83,18 +81,17 @@ def score_spread(scores: Tensor, valid: Tensor | None = None) -> Tensor:
     Returns:
         ``(B, 1, 1)``, positive, without gradient.
     """
-    centred = scores.detach() - scores.detach().mean(dim=-1, keepdim=True)
-    weights = _token_weights(scores, valid)
-    centred = centred - (centred * weights).sum(dim=-2, keepdim=True)
-    variance = (centred.square() * weights).sum(dim=-2, keepdim=True).mean(dim=-1, keepdim=True)
-    return variance.sqrt().clamp(min=1e-6)
+    scores, weights = scores.detach(), _token_weights(scores, valid)
+    centred = scores - (scores * weights).sum(dim=-2, keepdim=True)
+    deviations = (centred.square() * weights).sum(dim=-2, keepdim=True).sqrt()
+    return deviations.mean(dim=-1, keepdim=True).clamp(min=1e-6)
 
 
 def sharpening(scores: Tensor, sharpness: float | None, valid: Tensor | None = None) -> Tensor:
     """What to multiply scores and balance potentials with in training, so that tokens are as decided as wanted.
 
-    Left alone, training drives scores apart in its first few steps: the softmax saturates, and most tokens stay where
-    chance has put them. Memberships do not depend on such a factor.
+    Left alone, training drives scores apart in its first few steps, and the softmax saturates. Memberships do not depend
+    on such a factor.
 
     Args:
         scores: ``(B, T, K)``.

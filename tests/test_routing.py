@@ -103,13 +103,11 @@ def test_sharpened_scores_have_the_spread_asked_for_and_the_same_memberships(sha
     balance = scale * torch.randn(5, generator=generator, dtype=torch.float64)
     factor = routing.sharpening(scores, sharpness)
     sharpened = factor * scores
-    by_hand = (sharpened - sharpened.mean(1, keepdim=True) - sharpened.mean(2, keepdim=True)) + sharpened.mean(
-        (1, 2), keepdim=True
-    )
-    assert torch.allclose(by_hand.square().mean((1, 2)).sqrt(), torch.full((3,), sharpness, dtype=torch.float64))
+    by_hand = sharpened.std(dim=1, unbiased=False).mean(dim=1)
+    assert torch.allclose(by_hand, torch.full((3,), sharpness, dtype=torch.float64))
     same = routing.hard_memberships(sharpened, factor * balance, 2)
     assert torch.equal(same, routing.hard_memberships(scores, balance, 2))
-    # A sequence's own affair: neither others in the batch, nor padding, nor what all groups share counts.
+    # A sequence's own affair: neither others in the batch nor padding nor an offset counts.
     valid = torch.arange(40).expand(3, 40) < 30
     padded = torch.where(valid[..., None], scores + 7 * scale, 1e3)
     torch.testing.assert_close(

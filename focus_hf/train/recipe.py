@@ -62,9 +62,7 @@ class TrainRecipe:
     gate: str = _option("Gate in training: additive, multiplicative (the paper's), hard.", "additive")
     gate_start: float = _option("Strength of the gate (lambda) at the first step.", 1.0)
     gate_end: float = _option("Strength of the gate when it is annealed.", 8.0)
-    sharpness_start: float = _option(
-        "Spread of the scores in training's softmax at the first step; 0: as they are.", 0.7
-    )
+    sharpness_start: float = _option("Spread of the scores in training's softmax at first; 0: as they are.", 0.0)
     sharpness_end: float = _option("The same when it is annealed.", 8.0)
     annealed_at: float = _option("Share of the steps after which gate and sharpness have their last values.", 0.7)
     straight_through: bool = _option("Hard memberships forward, soft gradients.", False)

@@ -33,7 +33,7 @@ class RoutingSchedule(TrainerCallback):
         self,
         model: nn.Module,
         gate: tuple[float, float] = (1.0, 8.0),
-        sharpness: tuple[float, float] | None = (0.7, 8.0),
+        sharpness: tuple[float, float] | None = None,
         reached_at: float = 0.7,
     ) -> None:
         for name, values in (("gate", gate), ("sharpness", sharpness or ())):
