@@ -90,8 +90,8 @@ def score_spread(scores: Tensor, valid: Tensor | None = None) -> Tensor:
 def sharpening(scores: Tensor, sharpness: float | None, valid: Tensor | None = None) -> Tensor:
     """What to multiply scores and balance potentials with in training, so that tokens are as decided as wanted.
 
-    Left alone, training drives scores apart in its first few steps, and the softmax saturates. Memberships do not depend
-    on such a factor.
+    Left alone, training drives scores apart in its first few steps, and the softmax saturates. Memberships do not
+    depend on such a factor.
 
     Args:
         scores: ``(B, T, K)``.
