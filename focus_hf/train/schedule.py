@@ -11,18 +11,17 @@ from ..adapter import set_routing
 
 
 class RoutingSchedule(TrainerCallback):
-    """Anneals the gate on distant pairs, from nearly open to nearly hard, and the temperature of the assignments.
+    """Anneals the gate on distant pairs, from nearly open to nearly hard, and if asked the assignments' temperature.
 
-    A closed gate passes no gradient to the pairs it cuts off, and a token that has decided for a group none to the
-    other groups: so training starts with an open gate and undecided tokens. Both change geometrically and depend
-    on the step alone, so that a resumed run continues where it was.
+    A closed gate passes no gradient to the pairs it cuts off, so training starts with an open one. What is annealed
+    changes geometrically and depends on the step alone, so that a resumed run continues where it was.
 
     Args:
         model: the model that is trained.
         gate: strength (``lambda``) at the first step, and from ``reached_at`` on.
         sharpness: spread of the scores in the softmax of the assignments, likewise (an inverse temperature, see
             `focus_hf.routing.sharpening`). ``None`` keeps the adapter's fixed temperature, as in the paper;
-            training then drives the scores apart by itself.
+            training then drives the scores apart by itself (docs/results.md compares the two).
         reached_at: share of all steps after which the end is reached, in (0, 1].
 
     Raises:
