@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -134,7 +135,11 @@ def test_ctrl_c_in_a_training_says_how_to_go_on(tiny, tmp_path):
         "--trainer",
         "use_cpu=true",
     ]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+    # A shell that runs the tests in the background makes its children deaf to it.
+    hear = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    with subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, preexec_fn=hear
+    ) as process:
         deadline = time.monotonic() + 200
         while not (out / "trainer" / "checkpoint-10").is_dir() and time.monotonic() < deadline:
             assert process.poll() is None
