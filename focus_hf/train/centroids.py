@@ -59,7 +59,6 @@ def train_centroids(
         "dataloader_pin_memory": torch.cuda.is_available(),
         **training_arguments,
     }
-    schedule = RoutingSchedule(model)
     trainer = Trainer(
         model=model,
         args=TrainingArguments(
@@ -71,7 +70,7 @@ def train_centroids(
             **arguments,
         ),
         train_dataset=WindowDataset(windows),
-        callbacks=[schedule, *(callbacks or [])],
+        callbacks=[RoutingSchedule(model), *(callbacks or [])],
     )
     monitor = RoutingMonitor.attach(trainer)
     if trainer.args.disable_tqdm:
@@ -79,5 +78,4 @@ def train_centroids(
     trainer.train()
     monitor.raise_if_diverged()
     model.eval()
-    last = None if schedule.sharpness is None else schedule.sharpness[1]
-    return calibrate(model, windows[:calibration_windows].split(batch_size), last)
+    return calibrate(model, windows[:calibration_windows].split(batch_size))

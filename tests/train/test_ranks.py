@@ -50,8 +50,9 @@ def test_ddp_ends_where_one_process_does(tiny, tmp_path, gate, distill):
     start = load_file(tmp_path / "1" / "start.safetensors")
     assert one.keys() == two.keys()
     for name in one:
-        # Calibration counts tokens: one that rounding sends to another group moves potentials by a whole step.
-        loose = name.endswith("balance")
+        # Calibration counts tokens: one that rounding sends to another group moves potentials by a whole step. Seen
+        # with the hard gate only.
+        loose = gate == "hard" and name.endswith("balance")
         torch.testing.assert_close(two[name], one[name], rtol=2e-2 if loose else 1e-3, atol=2e-3 if loose else 2e-4)
     moved = [name for name in start if not torch.allclose(one[name], start[name], atol=1e-2)]
     assert len(moved) == len(start)  # tolerances are far below what training changed
