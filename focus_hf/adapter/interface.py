@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from ..attention import HARD_GATE, gated_attention, grouped_focus_attention, masked_attention
+from ..attention import HARD_GATE, credit_memberships, focus_attention, gated_attention, masked_attention
 from .call import RoutedConfig, Routing
 from .hard import hard_attention
 from .masks import causal_mask, read_mask
@@ -95,12 +95,7 @@ def _soft_attention(
     assert routing.soft is not None
     positions, documents, extra_mask = read_mask(mask, query.shape, key.shape[2], query.device)
     if routing.soft.name == HARD_GATE:
-        if extra_mask is not None or softcap is not None or dropout != 0.0:
-            raise NotImplementedError(
-                'FocusConfig.gate="hard" cannot train through soft-capping, attention dropout or sliding windows. Use '
-                'gate="additive".'
-            )
-        return grouped_focus_attention(
+        output = focus_attention(
             query,
             key,
             value,
@@ -109,9 +104,25 @@ def _soft_attention(
             routing.memberships,
             scale,
             documents=documents,
+            extra_mask=extra_mask,
+            softcap=softcap,
             sink_logits=s_aux,
-            assignments=routing.soft.assignments,
-            strength=routing.soft.strength,
+            dropout=dropout,
+            kernel=routing.kernel,
+        )
+        return credit_memberships(
+            output,
+            routing.soft.assignments,
+            query,
+            key,
+            value,
+            routing.pattern,
+            positions,
+            scale,
+            documents=documents,
+            extra_mask=extra_mask,
+            softcap=softcap,
+            sink_logits=s_aux,
             kernel=routing.kernel,
         )
     return gated_attention(

@@ -4,6 +4,7 @@ from .biased import biased_focus_attention
 from .decode import MAX_GROUPS, SequenceStore
 from .gated import GATES, HARD_GATE, gated_attention
 from .grouped import grouped_focus_attention
+from .hard_gate import credit_memberships
 from .kernels import KERNELS, Kernel, find_kernel, kernel_named
 from .mask import PADDING, Pattern, attended_pairs, count_pairs, share_a_group
 from .masked import masked_attention, masked_focus_attention
@@ -25,6 +26,7 @@ __all__ = [
     "attended_pairs",
     "biased_focus_attention",
     "count_pairs",
+    "credit_memberships",
     "find_kernel",
     "focus_attention",
     "gated_attention",

@@ -66,7 +66,7 @@ class _AdditiveGate(torch.autograd.Function):
     ) -> Tensor:
         length = query.shape[0]
         whole = Accumulator(length, query.shape[1], value.shape[-1], query, every_query=True)
-        dense, gap = _cut(pattern, length)
+        dense, gap = cut(pattern, length)
         for part, call in _ungated_calls(length, dense, pattern, scale, query.device):
             whole.put(part, *kernel.forward(query[part], key[: part.stop], value[: part.stop], call))
         start = max(gap, dense)
@@ -88,7 +88,7 @@ class _AdditiveGate(torch.autograd.Function):
         dq, dk, dv = (torch.zeros(x.shape, dtype=dtype, device=x.device) for x in (query, key, value))
         dg = torch.zeros(assignments.shape, dtype=dtype, device=assignments.device)
         length, head_dim = query.shape[0], query.shape[-1]
-        dense, gap = _cut(pattern, length)
+        dense, gap = cut(pattern, length)
         for part, call in _ungated_calls(length, dense, pattern, scale, query.device):
             keys = slice(0, part.stop)
             gradients = kernel.backward(grad[part], query[part], key[keys], value[keys], output[part], lse[part], call)
@@ -114,7 +114,7 @@ class _AdditiveGate(torch.autograd.Function):
         return (*gradients, None, None, None, None)
 
 
-def _cut(pattern: Pattern, length: int) -> tuple[int, int]:
+def cut(pattern: Pattern, length: int) -> tuple[int, int]:
     """Where queries stop being dense, and the smallest distance of a distant pair."""
     return min(pattern.dense_below, length), pattern.local_window + 1
 

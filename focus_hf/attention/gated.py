@@ -159,7 +159,7 @@ def _multiplicative(affinity: Tensor, gated: Tensor, strength: float) -> tuple[T
     return torch.where(gated, torch.sigmoid(strength * affinity), affinity.new_ones(())), None
 
 
-#: The gate that is no gate: hard attention forward, gradients from the attended pairs (`grouped_focus_attention`).
+#: The gate that is no gate: hard attention forward, first-order gradients from all pairs (`credit_memberships`).
 HARD_GATE = "hard"
 
 #: The soft gates by name, as `FocusConfig.gate` gives them. From affinity and gated pairs ``(B, Q, S)`` and the

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 from torch.profiler import record_function
 
 from .kernels import Call, Kernel, find_kernel
@@ -35,19 +34,12 @@ def grouped_focus_attention(
     *,
     documents: Tensor | None = None,
     sink_logits: Tensor | None = None,
-    assignments: Tensor | None = None,
-    strength: float = 0.0,
     kernel: Kernel | None = None,
 ) -> Tensor:
     """Hard Focus attention of the last ``Q`` of ``S`` tokens: whole sequences, or a chunk against a longer cache.
 
     Equal to `masked_focus_attention` up to rounding, and differentiable in query, key, value and sink logits, at the
-    cost of the attended pairs. Memory is linear in ``S``.
-
-    Memberships have no gradient; ``assignments`` stand in for them in training. To the score of a pair that shares a
-    group (``c`` the lowest one, and no sink) they add ``strength * (a_ic * a_jc - 1)``: nothing in the forward pass,
-    where ``a`` has the value 1 (see `routing.straight_through`), and a gradient that says whether the two tokens
-    should share that group. Only attended pairs contribute to it.
+    cost of the attended pairs. Memory is linear in ``S``. Memberships have no gradient here (`credit_memberships`).
 
     Args:
         query: ``(B, H, Q, D)``.
@@ -59,20 +51,13 @@ def grouped_focus_attention(
         scale: factor on ``q . k``.
         documents: ``(B, S)`` integers that never fall along a sequence, for several documents packed into one.
         sink_logits: ``(H,)``, a learned logit per head that takes part in the softmax (gpt-oss).
-        assignments: ``(B, S, K)`` float with the values of ``memberships``; only for whole sequences, ``Q = S``.
-        strength: ``lambda``, non-negative.
         kernel: the backend; by default the best one for these tensors.
 
     Returns:
         ``(B, H, Q, D_v)`` in the dtype of ``query`` (a transposed view of ``(B, Q, H, D_v)``); zeros for padding.
-
-    Raises:
-        ValueError: assignments for a part of the tokens.
     """
     kernel = find_kernel(query, value) if kernel is None else kernel
     batch, num_heads, num_queries, _ = query.shape
-    if assignments is not None and num_queries != key.shape[2]:
-        raise ValueError(f"assignments need whole sequences, got {num_queries} queries of {key.shape[2]} tokens.")
     if kernel.one_row_at_a_time and batch > 1:
         outputs = [
             grouped_focus_attention(
@@ -85,8 +70,6 @@ def grouped_focus_attention(
                 scale,
                 documents=None if documents is None else documents[row : row + 1],
                 sink_logits=sink_logits,
-                assignments=None if assignments is None else assignments[row : row + 1],
-                strength=strength,
                 kernel=kernel,
             ).transpose(1, 2)
             for row in range(batch)
@@ -95,9 +78,7 @@ def grouped_focus_attention(
     with record_function("focus: plan"):
         plan = make_plan(pattern, positions, memberships, num_queries, documents)
     q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))
-    flat = None if assignments is None else assignments.flatten(0, 1)
-    is_sink = (positions < pattern.sink_tokens).flatten()
-    output = _GroupedAttention.apply(q, k, v, sink_logits, flat, is_sink, strength, plan, scale, kernel)
+    output = _GroupedAttention.apply(q, k, v, sink_logits, plan, scale, kernel)
     return output.view(batch, num_queries, num_heads, value.shape[-1]).transpose(1, 2)
 
 
@@ -126,9 +107,6 @@ class _GroupedAttention(torch.autograd.Function):
         key: Tensor,
         value: Tensor,
         sink_logits: Tensor | None,
-        assignments: Tensor | None,
-        is_sink: Tensor,
-        strength: float,
         plan: Plan,
         scale: float,
         kernel: Kernel,
@@ -137,61 +115,34 @@ class _GroupedAttention(torch.autograd.Function):
         if sink_logits is not None:
             whole.add_logits(sink_logits)
         output = whole.output.to(query.dtype)
-        ctx.save_for_backward(query, key, value, sink_logits, assignments, is_sink, output, whole.lse)
-        ctx.strength, ctx.plan, ctx.scale, ctx.kernel = strength, plan, scale, kernel
+        ctx.save_for_backward(query, key, value, sink_logits, output, whole.lse)
+        ctx.plan, ctx.scale, ctx.kernel = plan, scale, kernel
         return output
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, sink_logits, assignments, is_sink, output, lse = ctx.saved_tensors
+        query, key, value, sink_logits, output, lse = ctx.saved_tensors
         kernel: Kernel = ctx.kernel
         dtype = torch.promote_types(query.dtype, torch.float32)
         dq, dk, dv = (torch.zeros_like(x, dtype=dtype) for x in (query, key, value))
-        da = None if assignments is None else torch.zeros_like(assignments, dtype=dtype)
         for part, call, _ in _calls(ctx.plan, ctx.scale, kernel):
             q, k, v = take(query, part.queries), take(key, part.keys), take(value, part.keys)
             g, o, log = (take(x, part.queries) for x in (grad, output, lse))
             if part.repeated is not None:  # a logsumexp of infinity: these pairs weigh nothing
                 log = log.masked_fill(part.repeated[:, None], float("inf"))
-            head_dim = q.shape[-1]
-            counted = da is not None and part.groups is not None
-            if counted:
-                q, k = _add_counters(q, k, is_sink[part.keys])
             more_q, more_k, more_v = kernel.backward(g, q, k, v, o, log, call)
             for total, index, gradient in (
-                (dq, part.queries, more_q[..., :head_dim]),
-                (dk, part.keys, more_k[..., :head_dim]),
+                (dq, part.queries, more_q),
+                (dk, part.keys, more_k),
                 (dv, part.keys, more_v),
             ):
                 _add_at(total, index, gradient.to(dtype))
-            if counted:
-                assert da is not None and part.groups is not None
-                assert isinstance(part.queries, Tensor) and isinstance(part.keys, Tensor)
-                of_queries = more_q[..., head_dim].to(dtype).sum(dim=1) * (ctx.strength / ctx.scale)
-                of_keys = more_k[..., head_dim + 1].to(dtype).sum(dim=1) * (ctx.strength / ctx.scale)
-                of_keys = of_keys.masked_fill(is_sink[part.keys], 0.0)
-                da.index_put_((part.queries, part.groups[0]), of_queries, accumulate=True)
-                da.index_put_((part.keys, part.groups[1]), of_keys, accumulate=True)
         d_logits = None
         if sink_logits is not None:
             # The logit's value is zero, so its softmax weight times minus (gradient . output).
             weight = torch.exp(sink_logits.to(dtype) - lse).masked_fill(lse == float("-inf"), 0.0)
             d_logits = -(weight * (grad.to(dtype) * output).sum(dim=-1)).sum(dim=0).to(sink_logits.dtype)
-        da = None if da is None else da.to(assignments.dtype)
-        gradients = (dq.to(query.dtype), dk.to(key.dtype), dv.to(value.dtype), d_logits, da)
-        return (*gradients, None, None, None, None, None)
-
-
-def _add_counters(query: Tensor, key: Tensor, is_sink: Tensor) -> tuple[Tensor, Tensor]:
-    """Two columns behind the heads that leave every score as it is, and whose gradients are sums of the scores' own:
-    that of the queries' first over each query's keys (sinks aside), that of the keys' second over each key's queries.
-    """
-    zeros, ones = query.new_zeros(()), query.new_ones(())
-    q = torch.stack([zeros, ones]).expand(*query.shape[:2], 2)
-    u = (~is_sink).to(key.dtype)
-    k = torch.stack([u, torch.zeros_like(u)], dim=-1)[:, None].expand(-1, key.shape[1], -1)
-    width = -(-(query.shape[-1] + 2) // 8) * 8 - query.shape[-1] - 2
-    return F.pad(torch.cat([query, q], dim=-1), (0, width)), F.pad(torch.cat([key, k], dim=-1), (0, width))
+        return dq.to(query.dtype), dk.to(key.dtype), dv.to(value.dtype), d_logits, None, None, None
 
 
 def _add_at(total: Tensor, index: Tensor | slice, gradient: Tensor) -> None:

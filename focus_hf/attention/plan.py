@@ -137,8 +137,7 @@ def _group_part(
     if not one_group_each:
         lower = torch.arange(num_groups, device=group.device) < group[:, None]
         exclude = in_groups[copy_of] & lower
-    # Rows of a group without queries are dropped by _part, so groups are sorted along with the tokens.
-    part = _part(tokens[copy_of], query_index[copy_of], row, queried[copy_of], exclude, group)
+    part = _part(tokens[copy_of], query_index[copy_of], row, queried[copy_of], exclude)
     if part is None or not one_group_each:
         return part
     first_group = in_groups.int().argmax(dim=-1)
@@ -156,7 +155,6 @@ def _part(
     row: Tensor,
     queried: Tensor,
     exclude: Tensor | None = None,
-    group: Tensor | None = None,
 ) -> Part | None:
     """Tokens sorted by ``row`` as a part; rows without queries are dropped."""
     if not bool(queried.any()):
@@ -168,7 +166,6 @@ def _part(
         keep = used[row]
         tokens, query_index, queried, row = tokens[keep], query_index[keep], queried[keep], row[keep]
         exclude = None if exclude is None else exclude[keep]
-        group = None if group is None else group[keep]
     key_counts = torch.bincount(row, minlength=num_rows)[used]
     rows = Rows(_offsets(query_counts[used]), _offsets(key_counts), tokens.device)
     return Part(
@@ -176,7 +173,6 @@ def _part(
         tokens,
         rows,
         None if exclude is None else (exclude[queried], exclude),
-        groups=None if group is None else (group[queried], group),
     )
 
 

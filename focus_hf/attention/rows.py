@@ -66,7 +66,6 @@ class Part:
         rows: where each row begins and ends in the two.
         exclude: ``(queries, K)`` and ``(keys, K)`` bool: a pair is left out if both have some column set.
         repeated: ``(queries,)`` bool: queries that have the same keys in another row, and count there.
-        groups: ``(queries,)`` and ``(keys,)``, the group through which a row's tokens meet.
     """
 
     queries: Tensor | slice
@@ -74,7 +73,6 @@ class Part:
     rows: Rows
     exclude: tuple[Tensor, Tensor] | None = None
     repeated: Tensor | None = None
-    groups: tuple[Tensor, Tensor] | None = None
 
     def split(self) -> Iterator[Part]:
         """One part for each row that has queries."""
@@ -88,7 +86,6 @@ class Part:
                     rows,
                     _pair(self.exclude, q, k),
                     repeated,
-                    _pair(self.groups, q, k),
                 )
 
     def split_window(self, local_window: int, max_queries: int) -> Iterator[Part]:
