@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 FORMAT_VERSION = 1
 
 #: What ``gate`` may be: the gates of `focus_hf.attention`, by name.
-GATE_NAMES = ("additive", "multiplicative", "hard")
+GATE_NAMES = ("hard", "additive", "multiplicative")
 
 
 @dataclass
@@ -23,13 +23,19 @@ class FocusSettings:
     group_dim: int = field(default=16, metadata={"help": "Dimension of the centroids (d_g)."})
     temperature: float = field(default=0.1, metadata={"help": "Temperature of the scores (tau)."})
     sinkhorn_iterations: int = field(default=10, metadata={"help": "Rounds of Sinkhorn in training."})
-    gate: str = field(default="additive", metadata={"help": f"Gate in training: {', '.join(GATE_NAMES)}."})
-    gate_strength: float = field(default=8.0, metadata={"help": "Strength of the gate in training (lambda)."})
+    gate: str = field(default="hard", metadata={"help": f"Gate in training: {', '.join(GATE_NAMES)}."})
+    sharpness: float = field(default=2.0, metadata={"help": "Spread of the scores in training with a hard gate."})
+    gate_strength: float = field(default=8.0, metadata={"help": "Strength of a soft gate in training (lambda)."})
     straight_through: bool = field(default=False, metadata={"help": "Hard memberships forward, soft gradients."})
     hidden_size: int | None = field(default=None, metadata={"help": "Width of the base model (filled in)."})
     layers: list[int] | None = field(default=None, metadata={"help": "Routed layers (filled in)."})
     tokenizer_revision: str | None = field(default=None, metadata={"help": "Commit of the tokenizer (filled in)."})
     format_version: int = field(default=FORMAT_VERSION, metadata={"help": "Version of this file's format."})
+
+    @property
+    def training_sharpness(self) -> float | None:
+        """Spread of the scores in training's softmax; ``None``: what the temperature makes of it."""
+        return self.sharpness if self.gate == "hard" else None
 
     def validate(self) -> None:
         """Raise `ValueError` for the first value that is out of range, naming it and what was expected."""
@@ -47,11 +53,12 @@ class FocusSettings:
                 f"FocusConfig.top_k ({self.top_k}) cannot exceed num_groups ({self.num_groups}): a token belongs to "
                 f"at most all groups. Use a top_k from 1 to {self.num_groups}."
             )
-        for name in ("temperature", "gate_strength"):
+        for name in ("temperature", "sharpness", "gate_strength"):
             if not isinstance(getattr(self, name), int | float):
                 raise ValueError(f"FocusConfig.{name} must be a number, got {getattr(self, name)!r}.")
-        if not self.temperature > 0:
-            raise ValueError(f"FocusConfig.temperature must be positive, got {self.temperature!r}.")
+        for name in ("temperature", "sharpness"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"FocusConfig.{name} must be positive, got {getattr(self, name)!r}.")
         if not self.gate_strength >= 0:
             raise ValueError(f"FocusConfig.gate_strength must not be negative, got {self.gate_strength!r}.")
         if self.gate not in GATE_NAMES:

@@ -34,14 +34,17 @@ class FocusConfig(PeftConfig, FocusSettings):
         dense_below (`int`): Tokens at positions below it attend to everything before them, and contexts of at most
             this many tokens run the base model's own attention.
         group_dim (`int`): ``d_g``, dimension in which tokens are compared with centroids.
-        temperature (`float`): ``tau``, divides the scores.
+        temperature (`float`): ``tau``, divides the scores. Memberships do not depend on it.
         sinkhorn_iterations (`int`): Rounds of Sinkhorn in training; 5 and fewer collapse in the paper.
-        gate (`str`): Gate on distant pairs in training: ``"additive"``, or ``"multiplicative"`` (the paper's). With
-            ``"hard"``, training runs hard attention at its sparse cost, and only attended pairs teach the centroids.
-        gate_strength (`float`): ``lambda``, how strongly the gate acts when training starts from this config. A
+        gate (`str`): What training does with distant pairs of different groups. With ``"hard"`` they are not attended,
+            as in inference, and gradients say what attending to them would change. ``"additive"`` and
+            ``"multiplicative"`` (the paper's) are soft: such pairs become weaker.
+        sharpness (`float`): With the hard gate: standard deviation of the scores in the softmax that gradients go
+            through. Smaller lets more tokens be undecided between groups.
+        gate_strength (`float`): ``lambda``, how strongly a soft gate acts when training starts from this config. A
             training schedule may change it while it runs.
-        straight_through (`bool`): Train with hard memberships in the forward pass and soft gradients instead of soft
-            assignments (the paper's way, and the better one in short trainings).
+        straight_through (`bool`): With a soft gate: hard memberships in the forward pass and soft gradients instead
+            of soft assignments (the paper's way).
         target_modules (`list[str]` or `str`, *optional*): Attention modules to route, as names, suffixes or a
             regular expression. By default every causal self-attention module is found by itself.
         exclude_modules (`list[str]` or `str`, *optional*): Attention modules to leave alone.

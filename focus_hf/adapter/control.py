@@ -22,7 +22,6 @@ def set_routing(
     path: str | None = None,
     kernel: str | None = None,
     gate_strength: float | None = _KEEP,
-    sharpness: float | None = _KEEP,
 ) -> None:
     """Change how a model with a Focus adapter routes, at any time.
 
@@ -30,14 +29,13 @@ def set_routing(
         model: a model with at least one Focus adapter.
         top_k: groups per token for the active adapter, 1 to its ``num_groups``. More is closer to dense attention
             and slower. Saved with the adapter.
-        mode: ``"hard"`` (inference), ``"soft"`` (the gated attention of training), ``"local"`` (window and sinks
+        mode: ``"hard"`` (inference), ``"soft"`` (the attention of training), ``"local"`` (window and sinks
             only, for comparison), ``"dense"`` (the model's own attention; for whole sequences, without a cache), or
             ``None``: soft while the centroids train, hard otherwise.
         path: how hard attention is computed: ``"auto"`` (the cheapest), or ``"grouped"``, ``"biased"``, ``"masked"``
             where it can run. All give the same result.
         kernel: the attention backend, a name that ``focus-hf info`` lists, or ``"auto"``.
-        gate_strength: ``lambda`` of the training gate; ``None`` goes back to the adapter's own.
-        sharpness: how decided tokens are in soft mode, see `focus_hf.routing.sharpening`. For training schedules.
+        gate_strength: ``lambda`` of a soft training gate; ``None`` goes back to the adapter's own.
 
     Raises:
         ValueError: no Focus adapter, or a value that is out of range.
@@ -51,8 +49,6 @@ def set_routing(
     chosen_kernel = None if kernel is None or kernel == "auto" else kernel_named(kernel)
     if gate_strength is not _KEEP and gate_strength is not None and not gate_strength >= 0:
         raise ValueError(f"gate_strength must not be negative, got {gate_strength!r}.")
-    if sharpness is not _KEEP and sharpness is not None and not sharpness > 0:
-        raise ValueError(f"sharpness must be positive, got {sharpness!r}.")
     if top_k is not None:
         _set_top_k(layers, top_k)
     for layer in layers:
@@ -64,8 +60,6 @@ def set_routing(
             layer.kernel = chosen_kernel
         if gate_strength is not _KEEP:
             layer.gate_strength = gate_strength
-        if sharpness is not _KEEP:
-            layer.sharpness = sharpness
 
 
 def _set_top_k(layers: list[FocusLayer], top_k: int) -> None:

@@ -48,7 +48,6 @@ class FocusLayer(nn.Module, BaseTunerLayer):
         self.path = "auto"
         self.kernel: Kernel | None = None
         self.gate_strength: float | None = None
-        self.sharpness: float | None = None
         self.observer: Callable[[FocusLayer, Tensor, Tensor], None] | None = None
         self.attention_observer: Callable[[FocusLayer, Tensor, Tensor, float, Tensor], None] | None = None
         self._checked: set[str] = set()
@@ -271,7 +270,7 @@ class FocusLayer(nn.Module, BaseTunerLayer):
         config = self.configs[adapter_name]
         scores, balance = self(hidden_states, adapter_name)
         valid = _valid_tokens(mask)
-        factor = routing.sharpening(scores, self.sharpness, valid)
+        factor = routing.sharpening(scores, config.training_sharpness, valid)
         assignments, potentials = routing.balanced_assignments(
             factor * scores, factor * balance, config.sinkhorn_iterations, valid
         )

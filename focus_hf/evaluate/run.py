@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..adapter import FocusConfig, focus_layers
+from ..attention import HARD_GATE
 from ..hub import Evaluation, Results, adapter_folder, read_config
 from ..machine import measured_with
 from ..texts import Texts
@@ -86,13 +87,19 @@ def evaluate(
         Evaluations, the probe's rows, and what they were measured with.
 
     Raises:
-        ValueError: a text is too short, or longer than the model's positions allow.
+        ValueError: a text is too short, or longer than the model's positions allow; soft attention of an adapter that
+            has none.
     """
     config = active_config(model)
     modes = list_modes(plan.modes, plan.top_ks or [config.top_k])
     for mode in modes:
         if mode.top_k is not None and not 1 <= mode.top_k <= config.num_groups:
             raise ValueError(f"top_k must be from 1 to num_groups ({config.num_groups}), got {mode.top_k}.")
+    if config.gate == HARD_GATE and Mode("soft") in modes:
+        raise ValueError(
+            'modes: this adapter was trained through hard attention (gate="hard"), so there is no soft attention to '
+            'measure. Leave "soft" out.'
+        )
     check_positions(model, (*plan.seq_lens, *plan.retrieval))
     cut = [(text, length, _cut(text, length, plan)) for text in texts for length in plan.seq_lens]
     evaluations = []

@@ -13,19 +13,16 @@ from ..adapter import FocusLayer, focus_layers, observe_routing, routing_mode
 
 
 @torch.no_grad()
-def calibrate(
-    model: nn.Module, batches: Iterable[Tensor], sharpness: float | None = None, rounds: int = 3
-) -> dict[str, float]:
+def calibrate(model: nn.Module, batches: Iterable[Tensor], rounds: int = 3) -> dict[str, float]:
     """Set each layer's balance potentials from a sample of the domain.
 
     A layer's input depends on how the layers before it route, so scores are collected and potentials solved for a few
-    times over.
+    times over. With a hard gate, scores are also given the spread that they had in training (`FocusConfig.sharpness`):
+    probabilities of groups then mean what they meant there, and memberships stay.
 
     Args:
         model: a model with an active Focus adapter.
         batches: token ids ``(B, T)`` without padding; a few dozen sequences are enough.
-        sharpness: scale the scores so that this is their spread (`focus_hf.routing.score_spread`), as it
-            was at the end of training. Probabilities of groups then mean what they meant; memberships stay.
         rounds: passes over the batches.
 
     Returns:
@@ -38,8 +35,7 @@ def calibrate(
     batches = list(batches)
     if not batches:
         raise ValueError("calibrate() needs at least one batch of token ids, got none.")
-    if sharpness is not None:
-        _scale(model, batches, sharpness)
+    _scale(model, batches)
     for _ in range(rounds):
         for layer, scores in _collect_scores(model, batches).items():
             parameter = layer.focus_balance[str(layer.routing_adapter)]
@@ -49,8 +45,11 @@ def calibrate(
     return largest_groups(model, batches)
 
 
-def _scale(model: nn.Module, batches: list[Tensor], sharpness: float) -> None:
-    """Give every layer's scores this spread."""
+def _scale(model: nn.Module, batches: list[Tensor]) -> None:
+    """Give every layer's scores the spread that its training's softmax saw."""
+    sharpness = focus_layers(model)[0].routing_config.training_sharpness
+    if sharpness is None:
+        return
     for layer, scores in _collect_scores(model, batches).items():
         factor = sharpness / routing.score_spread(scores[None]).item()
         for kind in (layer.focus_centroids, layer.focus_balance):

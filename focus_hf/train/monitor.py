@@ -11,7 +11,7 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 
 from .. import ranks, routing
 from ..adapter import FocusLayer, focus_layers, observe_routing, routing_mode
-from ..attention import Pattern, count_pairs
+from ..attention import HARD_GATE, Pattern, count_pairs
 
 #: Steps in a row whose gradients may overflow under a float16 loss scaler before training is called diverged.
 _OVERFLOWS = 20
@@ -130,7 +130,8 @@ class RoutingMonitor(TrainerCallback):
         **kwargs: Any,
     ) -> None:
         loader = kwargs.get("eval_dataloader")
-        if loader is None or focus_layers(self.model)[0].routing_adapter is None:
+        layer = focus_layers(self.model)[0]
+        if loader is None or layer.routing_adapter is None or layer.routing_config.gate == HARD_GATE:
             return
         loss = self._soft_loss(loader)
         if metrics is not None:
@@ -143,7 +144,7 @@ class RoutingMonitor(TrainerCallback):
         config = layer.routing_config
         pattern = Pattern(config.local_window, config.sink_tokens, config.dense_below)
         attended, possible = count_pairs(pattern, memberships[:1])
-        sharpened = scores * routing.sharpening(scores, layer.sharpness)
+        sharpened = scores * routing.sharpening(scores, config.training_sharpness)
         assignments, _ = routing.sinkhorn(sharpened, config.sinkhorn_iterations)
         self._seen[layer.name] = {
             "largest_group": float(routing.group_shares(memberships).max()),

@@ -59,13 +59,12 @@ class TrainRecipe:
     group_dim: int = _option("Dimension of the centroids (d_g).", 16)
     temperature: float = _option("Temperature of the scores (tau).", 0.1)
     sinkhorn_iterations: int = _option("Rounds of Sinkhorn.", 10)
-    gate: str = _option("Gate in training: additive, multiplicative (the paper's), hard.", "additive")
-    gate_start: float = _option("Strength of the gate (lambda) at the first step.", 1.0)
-    gate_end: float = _option("Strength of the gate when it is annealed.", 8.0)
-    sharpness_start: float = _option("Spread of the scores in training's softmax at first; 0: as they are.", 0.0)
-    sharpness_end: float = _option("The same when it is annealed.", 8.0)
-    annealed_at: float = _option("Share of the steps after which gate and sharpness have their last values.", 0.7)
-    straight_through: bool = _option("Hard memberships forward, soft gradients.", False)
+    gate: str = _option("Distant pairs in training: hard (as in inference), additive, multiplicative (paper).", "hard")
+    sharpness: float = _option("With the hard gate: spread of the scores that gradients go through.", 2.0)
+    gate_start: float = _option("Strength of a soft gate (lambda) at the first step.", 1.0)
+    gate_end: float = _option("Strength of a soft gate when it is annealed.", 8.0)
+    annealed_at: float = _option("Share of the steps after which a soft gate has its last strength.", 0.7)
+    straight_through: bool = _option("With a soft gate: hard memberships forward, soft gradients.", False)
     seq_len: int = _option("Tokens per window.", 1024)
     stride: int | None = _option("Tokens from one window's start to the next; seq_len by default.", None)
     max_steps: int = _option("Optimizer steps.", 300)
@@ -110,11 +109,6 @@ class TrainRecipe:
             value = getattr(self, name)
             if not isinstance(value, int | float) or not value > 0:
                 raise ValueError(f"{name} must be a positive number, got {value!r}.")
-        if not (self.sharpness_start >= 0 and self.sharpness_end > 0):
-            raise ValueError(
-                "sharpness_start must not be negative and sharpness_end must be positive, "
-                f"got {self.sharpness_start!r} and {self.sharpness_end!r}."
-            )
         if not self.distill >= 0:
             raise ValueError(f"distill must not be negative, got {self.distill!r}.")
         if self.distill and self.weights == "trained":
@@ -135,11 +129,6 @@ class TrainRecipe:
         names = {f.name for f in dataclasses.fields(FocusConfig)} & {f.name for f in dataclasses.fields(self)}
         values = {name: getattr(self, name) for name in names - {"revision"}}
         return FocusConfig(gate_strength=self.gate_end, task_type="CAUSAL_LM", **values)
-
-    @property
-    def sharpness(self) -> tuple[float, float] | None:
-        """From where to where it is annealed; ``None`` with the paper's fixed temperature."""
-        return (self.sharpness_start, self.sharpness_end) if self.sharpness_start else None
 
     def training_source(self) -> TextSource:
         return TextSource(tuple(self.train_file), self.dataset, self.subset, self.split, self.revision, self.column)

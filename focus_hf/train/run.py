@@ -19,6 +19,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, TrainerCallback, set_seed
 
+from ..attention import HARD_GATE
 from ..evaluate import EvaluationPlan, QualityRow, TokenText, evaluate, perplexity, quality_figure
 from ..evaluate.sample import take_sample
 from ..files import write_atomically
@@ -124,9 +125,7 @@ def train(
     model.eval()
     say("balancing groups")
     sample = windows[:: max(1, len(windows) // recipe.calibration_windows)][: recipe.calibration_windows]
-    shares = calibrate(
-        model, sample.split(recipe.batch_size), None if recipe.sharpness is None else recipe.sharpness[1]
-    )
+    shares = calibrate(model, sample.split(recipe.batch_size))
     say("measuring")
     results = _measure(model, validation, held_out, recipe)
     results.largest_group = max(shares.values())
@@ -225,7 +224,7 @@ def _keep_last_good(model: nn.Module, out: Path, main: bool) -> None:
 
 
 def _measure(model: nn.Module, validation: Tensor, held_out: Texts, recipe: TrainRecipe) -> Results:
-    modes = ["dense", "local", "hard"] if recipe.gate == "hard" else ["dense", "local", "soft", "hard"]
+    modes = ["dense", "local", "hard"] if recipe.gate == HARD_GATE else ["dense", "local", "soft", "hard"]
     top_ks = sorted({recipe.top_k, min(recipe.top_k + 1, recipe.num_groups)})
     plan = EvaluationPlan([recipe.seq_len], modes, top_ks, batch_size=recipe.batch_size)
     text = TokenText.of(held_out, validation.reshape(-1))
@@ -242,7 +241,7 @@ def _facts(recipe: TrainRecipe, training: Texts, windows: int, trainer: Any, sec
         "optimizer steps": trainer.state.global_step,
         "windows per step": recipe.batch_size * recipe.gradient_accumulation_steps * trainer.args.world_size,
         "learning rate": recipe.learning_rate,
-        "gate": f"{recipe.gate}, strength {recipe.gate_start:g} to {recipe.gate_end:g}",
+        "gate": f"hard, sharpness {recipe.sharpness:g}" if recipe.gate == HARD_GATE else _soft_gate(recipe),
         "weights": "base model frozen" if recipe.weights == "frozen" else "base model trained too",
         "precision": "bf16" if recipe.bf16 else str(next(trainer.model.parameters()).dtype).removeprefix("torch."),
         "seed": recipe.seed,
@@ -254,9 +253,11 @@ def _facts(recipe: TrainRecipe, training: Texts, windows: int, trainer: Any, sec
     }
     if recipe.distill:
         facts["distillation"] = f"weight {recipe.distill:g}"
-    if recipe.sharpness is not None:
-        facts["sharpness"] = f"{recipe.sharpness_start:g} to {recipe.sharpness_end:g}"
     return facts
+
+
+def _soft_gate(recipe: TrainRecipe) -> str:
+    return f"{recipe.gate}, strength {recipe.gate_start:g} to {recipe.gate_end:g}"
 
 
 def _save(model: Any, recipe: TrainRecipe, results: Results, log: list[dict[str, Any]], folder: Path) -> None:

@@ -41,7 +41,7 @@ def make_trainer(
     """
     arguments = training_arguments(recipe)
     both = recipe.weights == "trained"
-    schedule = RoutingSchedule(model, (recipe.gate_start, recipe.gate_end), recipe.sharpness, recipe.annealed_at)
+    schedule = RoutingSchedule(model, (recipe.gate_start, recipe.gate_end), recipe.annealed_at)
     added: list[TrainerCallback] = [schedule, *callbacks]
     if recipe.early_stopping:
         added.append(EarlyStoppingCallback(recipe.early_stopping))

@@ -46,6 +46,8 @@ def adapter(tiny, tmp_path_factory):
         out,
         "--eval-windows",
         "4",
+        "--gate",
+        "additive",
         *TRAIN,
         "--json",
     )
@@ -319,7 +321,7 @@ def test_compare_with_lora(tiny, tmp_path):
     )
     assert done.returncode == 0, done.stderr
     rows = {row["name"]: row for row in json.loads(done.stdout)["rows"]}
-    assert list(rows) == ["base model, dense", "Focus, soft", "Focus, top_k=1", "Focus, top_k=2", "LoRA, rank 5"]
+    assert list(rows) == ["base model, dense", "Focus, top_k=1", "Focus, top_k=2", "LoRA, rank 5"]
     focus, lora = rows["Focus, top_k=1"], rows["LoRA, rank 5"]
     assert focus["parameters"] == 2 * (16 * 32 + 4 * 16)
     assert lora["parameters"] == pytest.approx(focus["parameters"], rel=0.12)

@@ -10,10 +10,13 @@ import torch
 from focus_hf.adapter import focus_layers, routing_mode, set_routing
 from focus_hf.attention import Pattern, count_pairs
 from focus_hf.evaluate import (
+    EvaluationPlan,
     Mode,
     SlidingWindows,
+    TokenText,
     attended_share,
     attending,
+    evaluate,
     list_modes,
     measure_quality,
     perplexity,
@@ -102,7 +105,7 @@ def test_position_curve_covers_every_position_once():
 
 
 def test_modes_are_what_they_say_and_leave_no_trace():
-    model, windows = focus_model("llama", top_k=3).train(), token_ids(batch=2, length=60)
+    model, windows = focus_model("llama", top_k=3, gate="additive").train(), token_ids(batch=2, length=60)
     modes = list_modes(["dense", "local", "soft", "hard"], [1, 2])
     measured = {mode: perplexity_in(model, mode, windows) for mode in modes}
     assert model.training and focus_layers(model)[0].mode is None
@@ -118,6 +121,13 @@ def test_modes_are_what_they_say_and_leave_no_trace():
     assert len(set(measured.values())) == 5
     with pytest.raises(ValueError, match="modes must be of dense, local, soft, hard, got 'fast'"):
         list_modes(["fast"], [1])
+
+
+def test_an_adapter_of_the_hard_gate_has_no_soft_attention():
+    model = focus_model("llama")
+    text = TokenText(token_ids(batch=1, length=200)[0], "text")
+    with pytest.raises(ValueError, match='trained through hard attention.*Leave "soft" out'):
+        evaluate(model, [text], EvaluationPlan(seq_lens=[60], modes=["dense", "soft"]))
 
 
 def perplexity_in(model, mode, windows):

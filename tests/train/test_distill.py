@@ -31,7 +31,7 @@ def trainer_for(model, tmp_path, weight, **changes):
         TrainingArguments(**{**arguments, **changes}),
         train_dataset=WindowDataset(token_ids(batch=8, length=48)),
         eval_dataset=WindowDataset(token_ids(batch=2, length=48)),
-        callbacks=[RoutingSchedule(model, gate=(8.0, 8.0), sharpness=None)],
+        callbacks=[RoutingSchedule(model, gate=(8.0, 8.0))],
         weight=weight,
     )
 

@@ -55,7 +55,7 @@ def trainable(**changes):
 
 
 def test_reporters_that_come_first_hear_of_the_groups(tmp_path):
-    trainer, reporter = make_trainer(trainable(), tmp_path, eval_strategy="steps", eval_steps=2)
+    trainer, reporter = make_trainer(trainable(gate="additive"), tmp_path, eval_strategy="steps", eval_steps=2)
     RoutingMonitor.attach(trainer)
     trainer.train()
     heard = [logs for logs in reporter.heard if "loss" in logs]
@@ -94,7 +94,7 @@ def test_the_figures_are_those_of_the_model(tmp_path):
 
 
 def test_the_soft_loss_is_that_of_gated_attention(tmp_path):
-    model = trainable()
+    model = trainable(gate="additive")
     trainer, _ = make_trainer(model, tmp_path, per_device_eval_batch_size=8)
     RoutingMonitor.attach(trainer)
     metrics = trainer.evaluate()

@@ -10,7 +10,6 @@ import sys
 import pytest
 import typer
 
-import focus_hf
 from focus_hf.adapter import focus_layers
 from focus_hf.texts import TextSource, dataset_commit, join, tokenize_windows
 from focus_hf.train import RoutingSchedule, TrainRecipe
@@ -108,32 +107,20 @@ def test_windows_of_a_text():
     assert join([[1, 2]], between=9).tolist() == [1, 2]
 
 
-def test_the_schedule_hardens_gate_and_assignments_and_lets_go():
+def test_the_schedule_closes_the_gate_and_lets_go():
     model = focus_model("llama")
-    schedule = RoutingSchedule(model, gate=(1.0, 8.0), sharpness=(0.5, 8.0), reached_at=0.5)
+    schedule = RoutingSchedule(model, gate=(1.0, 8.0), reached_at=0.5)
     layer, seen = focus_layers(model)[0], []
     for step in range(5):
         state = type("State", (), {"global_step": step, "max_steps": 4})
         schedule.on_step_begin(None, state, None)
-        seen.append((layer.gate_strength, layer.sharpness))
-    strengths, sharpnesses = zip(*seen, strict=True)
-    assert strengths == pytest.approx([1.0, math.sqrt(8), 8.0, 8.0, 8.0])
-    assert sharpnesses == pytest.approx([0.5, 2.0, 8.0, 8.0, 8.0])
+        seen.append(layer.gate_strength)
+    assert seen == pytest.approx([1.0, math.sqrt(8), 8.0, 8.0, 8.0])
     schedule.on_train_end(None, None, None)
-    assert layer.gate_strength is None and layer.sharpness is None
-    for wrong in ({"gate": (0.0, 8.0)}, {"sharpness": (0.5, -1.0)}, {"reached_at": 0.0}, {"reached_at": 1.5}):
+    assert layer.gate_strength is None
+    for wrong in ({"gate": (0.0, 8.0)}, {"reached_at": 0.0}, {"reached_at": 1.5}):
         with pytest.raises(ValueError, match=f"RoutingSchedule: {next(iter(wrong))} must be"):
             RoutingSchedule(model, **wrong)
-
-
-def test_the_temperature_may_stay_as_in_the_paper():
-    model = focus_model("llama")
-    RoutingSchedule(model, sharpness=None).on_step_begin(
-        None, type("State", (), {"global_step": 0, "max_steps": 4}), None
-    )
-    assert focus_layers(model)[0].sharpness is None
-    with pytest.raises(ValueError, match="sharpness must be positive, got 0"):
-        focus_hf.set_routing(model, sharpness=0)
 
 
 def test_the_command_line_loads_without_extras():

@@ -46,7 +46,7 @@ def same(first, second):
 @pytest.fixture(scope="module")
 def trained(tiny, tmp_path_factory):
     out = tmp_path_factory.mktemp("trained") / "adapter"
-    return train(recipe(tiny, out, base_model="org/base", eval_steps=3, sharpness_start=0.3))
+    return train(recipe(tiny, out, base_model="org/base", eval_steps=3, gate="additive"))
 
 
 def test_it_leaves_an_adapter_with_measured_quality_and_a_card(trained, tiny):
@@ -67,7 +67,8 @@ def test_it_leaves_an_adapter_with_measured_quality_and_a_card(trained, tiny):
     facts = results.training
     assert facts["data"] == "train.txt" and facts["data revision"].startswith("sha256:")
     assert facts["optimizer steps"] == 6 and facts["windows per step"] == 4 and facts["processes"] == 1
-    assert facts["sharpness"] == "0.3 to 8" and {"torch", "transformers", "on", "date"} <= set(results.measured_with)
+    assert facts["gate"] == "additive, strength 1 to 8"
+    assert {"torch", "transformers", "on", "date"} <= set(results.measured_with)
     card = (trained.folder / "README.md").read_text()
     assert "base_model: org/base" in card and "## Training" in card
     for path in trained.folder.rglob("*"):
@@ -114,6 +115,8 @@ def test_an_interrupted_run_resumes_as_if_nothing_had_happened(tiny, tmp_path):
     losses = [[entry["loss"] for entry in result.log if "loss" in entry] for result in (whole, resumed)]
     assert losses[0] == losses[1] and len(losses[0]) == 6
     assert whole.results.evaluations == resumed.results.evaluations
+    assert whole.results.training["gate"] == "hard, sharpness 2"
+    assert [row["mode"] for row in whole.results.evaluations[0].rows] == ["dense", "local", "hard", "hard"]
 
 
 def test_a_half_written_checkpoint_is_passed_over(tiny, tmp_path):

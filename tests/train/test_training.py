@@ -119,12 +119,11 @@ def test_set_routing_top_k_is_saved_with_the_adapter(tmp_path):
     assert focus_hf.FocusConfig.from_pretrained(str(tmp_path)).top_k == 3
 
 
-def test_calibrating_to_a_sharpness_scales_scores_and_moves_no_token():
-    model = focus_model("llama")
+def test_calibration_gives_scores_the_spread_of_training_and_moves_no_token():
+    model = focus_model("llama", sharpness=3.0)
     batches = [token_ids(length=48)]
-    calibrate(model, batches)
     before = logits(model, batches[0])
-    calibrate(model, batches, sharpness=3.0, rounds=0)
+    calibrate(model, batches, rounds=0)
     torch.testing.assert_close(logits(model, batches[0]), before)
     seen = {}
     with torch.no_grad(), observe_routing(model, lambda layer, scores, _: seen.update({layer.name: scores})):
@@ -133,10 +132,10 @@ def test_calibrating_to_a_sharpness_scales_scores_and_moves_no_token():
         assert routing.score_spread(scores.flatten(0, 1)[None]).item() == pytest.approx(3.0, rel=1e-3)
 
 
-@pytest.mark.parametrize("sharpness", [None, 2.0])
-def test_soft_routing_is_as_decided_as_asked(sharpness):
-    model = focus_model("llama").train()
-    focus_hf.set_routing(model, mode="soft", sharpness=sharpness)
+@pytest.mark.parametrize(("gate", "sharpness"), [("additive", None), ("hard", 1.5)])
+def test_assignments_are_as_decided_as_asked(gate, sharpness):
+    model = focus_model("llama", gate=gate, sharpness=1.5).train()
+    focus_hf.set_routing(model, mode="soft")
     layer, ids = focus_layers(model)[0], token_ids(length=40)
     seen = {}
     with observe_routing(model, lambda layer, scores, _: seen.update({layer.name: scores})):
@@ -146,6 +145,9 @@ def test_soft_routing_is_as_decided_as_asked(sharpness):
     factor = routing.sharpening(seen[layer.name], sharpness)
     balance = layer.focus_balance["default"]
     expected, _ = routing.balanced_assignments(factor * seen[layer.name], factor * balance, 10)
+    if gate == "hard":
+        hard = routing.hard_memberships(seen[layer.name], balance, 1)
+        expected = routing.straight_through(hard, expected)
     torch.testing.assert_close(seen["assignments"], expected.detach())
 
 
