@@ -2,9 +2,8 @@
 
     python examples/sft_trl.py --base org/base --dataset trl-lib/Capybara --output-dir my-adapter --steps 300
 
-The trainer gets a `FocusConfig` where it would get a `LoraConfig`. Three lines do what `focus-hf train` does by
-itself: `RoutingSchedule` hardens the gate step by step, `RoutingMonitor` logs the groups, `calibrate` balances them
-at the end. Needs `pip install trl`. --train-file takes a text file instead of a data set, cut into pieces.
+The trainer gets a `FocusConfig` where it would get a `LoraConfig`. Two lines do what `focus-hf train` does by
+itself: `RoutingMonitor` logs the groups, `calibrate` balances them at the end. Needs `pip install trl`. --train-file takes a text file instead of a data set, cut into pieces.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from trl import SFTConfig, SFTTrainer
 
 import focus_hf
 from focus_hf.hub.save import save_adapter
-from focus_hf.train import RoutingMonitor, RoutingSchedule, calibrate
+from focus_hf.train import RoutingMonitor, calibrate
 
 
 def read_data(name: str | None, file: Path | None, characters: int) -> datasets.Dataset:
@@ -59,7 +58,6 @@ def main() -> None:
         use_cpu=not torch.cuda.is_available(),
     )
     trainer = SFTTrainer(args.base, arguments, train_dataset=data, peft_config=config)
-    trainer.add_callback(RoutingSchedule(trainer.model))
     monitor = RoutingMonitor.attach(trainer)
     trainer.train()
     monitor.raise_if_diverged()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -78,7 +79,7 @@ def evaluate(
     """Measure a model with an active Focus adapter.
 
     Args:
-        model: it keeps its own settings.
+        model: it keeps its own settings. Adapters trained through hard attention have no ``"soft"`` rows.
         texts: the domain first, others (retention) after it. The first is the hay of the retrieval probe.
         plan: what to measure.
         tick: called after every row, with what it was.
@@ -87,8 +88,7 @@ def evaluate(
         Evaluations, the probe's rows, and what they were measured with.
 
     Raises:
-        ValueError: a text is too short, or longer than the model's positions allow; soft attention of an adapter that
-            has none.
+        ValueError: a text is too short, or longer than the model's positions allow.
     """
     config = active_config(model)
     modes = list_modes(plan.modes, plan.top_ks or [config.top_k])
@@ -96,10 +96,11 @@ def evaluate(
         if mode.top_k is not None and not 1 <= mode.top_k <= config.num_groups:
             raise ValueError(f"top_k must be from 1 to num_groups ({config.num_groups}), got {mode.top_k}.")
     if config.gate == HARD_GATE and Mode("soft") in modes:
-        raise ValueError(
-            'modes: this adapter was trained through hard attention (gate="hard"), so there is no soft attention to '
-            'measure. Leave "soft" out.'
+        warnings.warn(
+            'This adapter was trained through hard attention (gate="hard"), so there is no soft attention to measure.',
+            stacklevel=2,
         )
+        modes = [mode for mode in modes if mode.name != "soft"]
     check_positions(model, (*plan.seq_lens, *plan.retrieval))
     cut = [(text, length, _cut(text, length, plan)) for text in texts for length in plan.seq_lens]
     evaluations = []

@@ -27,8 +27,9 @@ from tests.families import FAMILIES, base_model, focus_config, focus_model, logi
         ({"sink_tokens": -2}, "sink_tokens must be an integer of at least 0, got -2"),
         ({"group_dim": 0}, "group_dim must be an integer of at least 1"),
         ({"temperature": 0.0}, "temperature must be positive, got 0.0"),
+        ({"sharpness": 0}, "sharpness must be positive, got 0"),
         ({"gate_strength": -1.0}, "gate_strength must not be negative"),
-        ({"gate": "sigmoid"}, "gate must be one of additive, multiplicative, hard, got 'sigmoid'"),
+        ({"gate": "sigmoid"}, "gate must be one of hard, additive, multiplicative, got 'sigmoid'"),
         ({"format_version": 99}, "format_version 99.*reads up to 1.*pip install -U focus-hf"),
     ],
 )

@@ -126,8 +126,9 @@ def test_modes_are_what_they_say_and_leave_no_trace():
 def test_an_adapter_of_the_hard_gate_has_no_soft_attention():
     model = focus_model("llama")
     text = TokenText(token_ids(batch=1, length=200)[0], "text")
-    with pytest.raises(ValueError, match='trained through hard attention.*Leave "soft" out'):
-        evaluate(model, [text], EvaluationPlan(seq_lens=[60], modes=["dense", "soft"]))
+    with pytest.warns(UserWarning, match="trained through hard attention"):
+        results = evaluate(model, [text], EvaluationPlan(seq_lens=[60], modes=["dense", "soft", "hard"]))
+    assert [row["mode"] for row in results.evaluations[0].rows] == ["dense", "hard"]
 
 
 def perplexity_in(model, mode, windows):
