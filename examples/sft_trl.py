@@ -2,8 +2,9 @@
 
     python examples/sft_trl.py --base org/base --dataset trl-lib/Capybara --output-dir my-adapter --steps 300
 
-The trainer gets a `FocusConfig` where it would get a `LoraConfig`. Two lines do what `focus-hf train` does by
-itself: `RoutingMonitor` logs the groups, `calibrate` balances them at the end. Needs `pip install trl`. --train-file takes a text file instead of a data set, cut into pieces.
+The trainer gets a `FocusConfig` where it would get a `LoraConfig`. Two lines do what `focus-hf train` does by itself:
+`RoutingMonitor` logs the groups, `calibrate` balances them at the end. Needs `pip install trl`. --train-file takes a
+text file instead of a data set, cut into pieces.
 """
 
 from __future__ import annotations
