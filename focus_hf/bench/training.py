@@ -1,4 +1,4 @@
-"""Training of centroids: what a layer keeps, and how long a step takes, against the gate spelled out in full."""
+"""Training of centroids: how long a step of a layer takes, and what it keeps for its backward."""
 
 from __future__ import annotations
 
@@ -9,20 +9,22 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..attention import gated_attention
+from .. import routing
+from ..attention import credit_memberships, focus_attention
 from .attention import random_call
 from .settings import Measurement, Setting
 from .timing import interleaved
 
-#: Strength of the gate; any value costs the same.
+#: Strength of the soft gate that is spelled out; any value costs the same.
 STRENGTH = 4.0
 
 
 def bench_training(setting: Setting, seconds: float = 5.0) -> list[Measurement]:
-    """Forward and backward of one layer's additive gate.
+    """Forward and backward of one layer's attention with gradients for queries, keys, values and assignments.
 
     Returns:
-        Time (``"training"``) and bytes kept for the backward (``"training memory"``), against a ``T x T`` bias.
+        Time (``"training"``) against dense attention, and bytes kept for the backward (``"training memory"``) against a
+        soft gate that is spelled out as a ``T x T`` bias.
     """
     query, key, value, _ = random_call(setting, setting.length)
     leaves = [x.detach().requires_grad_() for x in (query, key, value)]
@@ -31,21 +33,29 @@ def bench_training(setting: Setting, seconds: float = 5.0) -> list[Measurement]:
     positions = torch.arange(setting.length, device=setting.device)[None]
     scale = setting.head_dim**-0.5
 
+    memberships = routing.hard_memberships(scores, scores.new_zeros(setting.num_groups), setting.top_k)
+
     def focus() -> Tensor:
         q, k, v = leaves
-        return gated_attention(
-            q, k, v, setting.pattern, positions, assignments, scale, gate="additive", strength=STRENGTH
-        )
+        arguments = (q, k, v, setting.pattern, positions)
+        output = focus_attention(*arguments, memberships, scale)
+        return credit_memberships(output, routing.straight_through(memberships, assignments), *arguments, scale)
+
+    def dense() -> Tensor:
+        q, k, v = leaves
+        grouped_queries = setting.heads != setting.kv_heads
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=grouped_queries)
 
     spelled_out = functools.partial(_spelled_out, leaves, setting, positions, assignments, scale)
-    functions = {"dense": spelled_out, "focus": focus}
-    kept = {name: _kept_bytes(function) for name, function in functions.items()}
-    steps = {name: functools.partial(_step, function, [*leaves, assignments]) for name, function in functions.items()}
+    steps = {
+        "dense": functools.partial(_step, dense, leaves),
+        "focus": functools.partial(_step, focus, [*leaves, assignments]),
+    }
     times = interleaved(steps, setting.device, seconds, least=3)
-    baseline = "SDPA with a T x T bias"
+    kept = {"bias": _kept_bytes(spelled_out), "focus": _kept_bytes(focus)}
     return [
-        Measurement("training", setting, times["dense"], times["focus"], baseline=baseline),
-        Measurement("training memory", setting, kept["dense"], kept["focus"], baseline=baseline),
+        Measurement("training", setting, times["dense"], times["focus"], baseline="SDPA"),
+        Measurement("training memory", setting, kept["bias"], kept["focus"], baseline="SDPA with a T x T bias"),
     ]
 
 
