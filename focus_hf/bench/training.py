@@ -23,8 +23,8 @@ def bench_training(setting: Setting, seconds: float = 5.0) -> list[Measurement]:
     """Forward and backward of one layer's attention with gradients for queries, keys, values and assignments.
 
     Returns:
-        Time (``"training"``) against dense attention, and bytes kept for the backward (``"training memory"``) against a
-        soft gate that is spelled out as a ``T x T`` bias.
+        Time (``"training"``) against dense attention, and bytes kept for the backward (``"training memory"``) against
+        a soft gate that is spelled out as a ``T x T`` bias.
     """
     query, key, value, _ = random_call(setting, setting.length)
     leaves = [x.detach().requires_grad_() for x in (query, key, value)]
