@@ -95,7 +95,7 @@ class _CreditMemberships(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         output, assignments, query, key, value, sink_logits, positions, documents, extra_mask = ctx.saved_tensors
         if ctx.softcap is None and extra_mask is None:
-            kernel = find_kernel(query, value) if ctx.kernel is None else ctx.kernel
+            kernel = _kernel_for(query, value, assignments, ctx.kernel)
             credit = torch.zeros_like(assignments)
             token_major = [x.transpose(1, 2) for x in (grad, output, query, key, value)]
             for row, tokens, _ in sequences(positions, query.shape[2], documents):
@@ -106,6 +106,12 @@ class _CreditMemberships(torch.autograd.Function):
             tensors = (grad, output, query, key, value, assignments, sink_logits)
             credit = _spelled_out(*tensors, ctx.pattern, *masks, ctx.scale, ctx.softcap)
         return grad, credit, *(None,) * 11
+
+
+def _kernel_for(query: Tensor, value: Tensor, assignments: Tensor, named: Kernel | None) -> Kernel:
+    """The backend asked for, or the best one, for heads as long as `_by_kernel` makes them."""
+    longer = query.new_empty(()).expand(*query.shape[:-1], query.shape[-1] + 2 * assignments.shape[-1])
+    return find_kernel(longer, value) if named is None or named.unsupported(longer, value) is not None else named
 
 
 def _by_kernel(

@@ -10,8 +10,10 @@ from focus_hf.attention import (
     Pattern,
     attended_pairs,
     credit_memberships,
+    find_kernel,
     focus_attention,
     hard_gate,
+    kernel_named,
     masked_focus_attention,
 )
 from focus_hf.routing import hard_memberships, straight_through
@@ -134,6 +136,26 @@ def test_the_gradient_points_to_the_better_group():
     output[0, 0, -1, 1].backward()
     assert assignments.grad[0, -1].argmax() == memberships[0, 7].int().argmax()
     assert assignments.grad[0, 7].argmax() == memberships[0, -1].int().argmax()
+
+
+def test_a_kernel_that_cannot_take_the_longer_heads_is_passed_over(monkeypatch):
+    query, key, value, pattern, positions, memberships = case()
+    narrow, asked = find_kernel(query, value), []
+
+    def unsupported(q, v):
+        asked.append(q.shape[-1])
+        return "heads are too wide" if q.shape[-1] > 8 else None
+
+    monkeypatch.setattr(narrow, "unsupported", unsupported)
+    arguments = (query, key, value, pattern, positions)
+    found = []
+    for kernel in (narrow, None):
+        assignments = memberships.float().requires_grad_()
+        output = focus_attention(*arguments, memberships, 0.3)
+        output = credit_memberships(output, assignments, *arguments, 0.3, kernel=kernel)
+        found.append(torch.autograd.grad(output.sum(), assignments)[0])
+    assert asked.count(16) >= 2 and kernel_named("reference").unsupported(query, value) is None
+    torch.testing.assert_close(found[0], found[1])
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
