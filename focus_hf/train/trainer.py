@@ -90,6 +90,8 @@ def training_arguments(recipe: TrainRecipe) -> TrainingArguments:
         "remove_unused_columns": False,
         "save_total_limit": 2,
         "dataloader_pin_memory": torch.cuda.is_available(),
+        # Without it, processes on a machine without accelerators would not find each other and all do the same.
+        "use_cpu": not torch.accelerator.is_available(),
         **how_often,
     }
     if recipe.gradient_checkpointing:

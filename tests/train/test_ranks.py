@@ -84,11 +84,10 @@ def test_torchrun_on_a_cpu(tiny, tmp_path):
             *("-m", "focus_hf.cli", "train", "--model", tiny / "base", "--train-file", tiny / "train.txt"),
             *("--eval-file", tiny / "held_out.txt", "--output-dir", tmp_path / "out", "--num-groups", "4"),
             *("--local-window", "8", "--seq-len", "64", "--max-steps", "3", "--eval-windows", "4", "--json"),
-            *("--trainer", "use_cpu=true"),
         ],
         capture_output=True,
         text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert json.loads(done.stdout)["results"]["training"]["processes"] == 2  # said once
