@@ -94,37 +94,16 @@ def _soft_attention(
     """Training: ``(B, H, T, D)`` each."""
     assert routing.soft is not None
     positions, documents, extra_mask = read_mask(mask, query.shape, key.shape[2], query.device)
+    masks: dict[str, Any] = {
+        "documents": documents,
+        "extra_mask": extra_mask,
+        "softcap": softcap,
+        "sink_logits": s_aux,
+    }
     if routing.soft.name == HARD_GATE:
-        output = focus_attention(
-            query,
-            key,
-            value,
-            routing.pattern,
-            positions,
-            routing.memberships,
-            scale,
-            documents=documents,
-            extra_mask=extra_mask,
-            softcap=softcap,
-            sink_logits=s_aux,
-            dropout=dropout,
-            kernel=routing.kernel,
-        )
-        return credit_memberships(
-            output,
-            routing.soft.assignments,
-            query,
-            key,
-            value,
-            routing.pattern,
-            positions,
-            scale,
-            documents=documents,
-            extra_mask=extra_mask,
-            softcap=softcap,
-            sink_logits=s_aux,
-            kernel=routing.kernel,
-        )
+        tensors, options = (query, key, value, routing.pattern, positions), {**masks, "kernel": routing.kernel}
+        output = focus_attention(*tensors, routing.memberships, scale, **options, dropout=dropout)
+        return credit_memberships(output, routing.soft.assignments, *tensors, scale, **options)
     return gated_attention(
         query,
         key,
@@ -135,10 +114,7 @@ def _soft_attention(
         scale,
         gate=routing.soft.name,
         strength=routing.soft.strength,
-        documents=documents,
-        extra_mask=extra_mask,
-        softcap=softcap,
-        sink_logits=s_aux,
+        **masks,
         dropout=dropout,
     )
 
