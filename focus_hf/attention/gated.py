@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from .additive_gate import additive_gate_attention
 from .kernels import find_kernel
-from .mask import PADDING, Pattern
+from .mask import Pattern, training_pairs
 from .masked import masked_attention
 from .plan import sequences
 from .rows import take
@@ -91,13 +91,7 @@ def gated_attention(
 
     def some_queries(start: int, stop: int, q: Tensor, k: Tensor, v: Tensor, g: Tensor) -> Tensor:
         rows = slice(start, stop)
-        i, j = positions[:, rows, None], positions[:, None, :stop]
-        allowed = ((j <= i) & (j != PADDING) & (i != PADDING))[:, None]
-        if documents is not None:
-            allowed = allowed & (documents[:, rows, None] == documents[:, None, :stop])[:, None]
-        if extra_mask is not None:
-            allowed = allowed & extra_mask[:, :, rows, :stop]
-        gated = (i - j > pattern.local_window) & (j >= pattern.sink_tokens) & (i >= pattern.dense_below)
+        allowed, gated = training_pairs(pattern, positions, rows, slice(0, stop), documents, extra_mask)
         factor, bias = GATES[gate](gate_affinity(g[:, rows], g[:, :stop]), gated, strength)
         return masked_attention(
             q,

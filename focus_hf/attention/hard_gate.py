@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from .additive_gate import cut
 from .kernels import Call, Kernel, find_kernel
-from .mask import PADDING, Pattern
+from .mask import Pattern, training_pairs
 from .masked import repeat_heads
 from .plan import sequences
 from .rows import Rows, take
@@ -183,12 +183,7 @@ def _spelled_out(
     credit = torch.zeros_like(assignments)
     for start in range(0, query.shape[2], QUERY_CHUNK):
         rows, columns = slice(start, start + QUERY_CHUNK), slice(0, start + QUERY_CHUNK)
-        i, j = positions[:, rows, None], positions[:, None, columns]
-        allowed = ((j <= i) & (j != PADDING) & (i != PADDING))[:, None]
-        if documents is not None:
-            allowed = allowed & (documents[:, rows, None] == documents[:, None, columns])[:, None]
-        if extra_mask is not None:
-            allowed = allowed & extra_mask[:, :, rows, columns]
+        allowed, distant = training_pairs(pattern, positions, rows, columns, documents, extra_mask)
         scores = torch.matmul(query[:, :, rows], key[:, :, columns].transpose(-1, -2)).to(dtype) * scale
         if softcap is not None:
             scores = softcap * torch.tanh(scores / softcap)
@@ -196,7 +191,6 @@ def _spelled_out(
         lse = torch.logsumexp(scores, dim=-1, keepdim=True)
         if sink_logits is not None:
             lse = torch.logaddexp(lse, sink_logits.to(dtype)[None, :, None, None])
-        distant = (i - j > pattern.local_window) & (j >= pattern.sink_tokens) & (i >= pattern.dense_below)
         weights = torch.exp(scores - lse).masked_fill(~(allowed & distant[:, None]), 0.0)
         do, o = grad[:, :, rows].to(dtype), output[:, :, rows].to(dtype)
         gain = torch.matmul(do, value[:, :, columns].to(dtype).transpose(-1, -2)) - (do * o).sum(-1, keepdim=True)

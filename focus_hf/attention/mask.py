@@ -65,6 +65,36 @@ def attended_pairs(
     return allowed & (local | sink | dense | share_a_group(query_memberships, key_memberships))
 
 
+def training_pairs(
+    pattern: Pattern,
+    positions: Tensor,
+    rows: slice,
+    columns: slice,
+    documents: Tensor | None = None,
+    extra_mask: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Some queries of whole sequences and the keys before them, as training looks at them, whatever the groups.
+
+    Args:
+        pattern: window, sinks, dense start.
+        positions: ``(B, T)`` integers, ``PADDING`` for padding.
+        rows, columns: which queries and keys.
+        documents, extra_mask: see `masked_focus_attention`.
+
+    Returns:
+        bool: pairs that dense attention attends to, ``(B, 1 or H, Q, S)``, and pairs that groups decide about (beyond
+        the window, no sink, no query below ``dense_below``), ``(B, Q, S)``.
+    """
+    i, j = positions[:, rows, None], positions[:, None, columns]
+    allowed = ((j <= i) & (j != PADDING) & (i != PADDING))[:, None]
+    if documents is not None:
+        allowed = allowed & (documents[:, rows, None] == documents[:, None, columns])[:, None]
+    if extra_mask is not None:
+        allowed = allowed & extra_mask[:, :, rows, columns]
+    distant = (i - j > pattern.local_window) & (j >= pattern.sink_tokens) & (i >= pattern.dense_below)
+    return allowed, distant
+
+
 def share_a_group(a: Tensor, b: Tensor) -> Tensor:
     """Whether tokens have a group in common: ``(..., Q, K)`` and ``(..., S, K)`` bool to ``(..., Q, S)`` bool."""
     return torch.matmul(a.float(), b.float().transpose(-1, -2)) > 0
