@@ -74,6 +74,8 @@ def sinkhorn(scores: Tensor, iterations: int, valid: Tensor | None = None) -> tu
 def score_spread(scores: Tensor, valid: Tensor | None = None) -> Tensor:
     """How far a sequence's scores lie apart: their standard deviation over tokens, averaged over groups.
 
+    What a token's scores have in common says nothing about its group and is left out.
+
     Args:
         scores: ``(B, T, K)``.
         valid: bool ``(B, T)``; ``False`` for padding.
@@ -82,6 +84,7 @@ def score_spread(scores: Tensor, valid: Tensor | None = None) -> Tensor:
         ``(B, 1, 1)``, positive, without gradient.
     """
     scores, weights = scores.detach(), _token_weights(scores, valid)
+    scores = scores - scores.mean(dim=-1, keepdim=True)
     centred = scores - (scores * weights).sum(dim=-2, keepdim=True)
     deviations = (centred.square() * weights).sum(dim=-2, keepdim=True).sqrt()
     return deviations.mean(dim=-1, keepdim=True).clamp(min=1e-6)
@@ -142,7 +145,8 @@ def balance_step(scores: Tensor, balance: Tensor, top_k: int, valid: Tensor | No
     """By how much to change the balance potentials, for hard memberships that are more even next time.
 
     Groups with too many tokens become dearer, the others cheaper (as in auxiliary-loss-free mixtures of experts), in
-    units of the scores' spread. A mean over sequences, so that processes may average theirs.
+    units of how far tokens are from another group: a larger step would send most of them there at once, and back. A
+    mean over sequences, so that processes may average theirs.
 
     Args:
         scores: ``(B, T, K)``.
@@ -153,10 +157,13 @@ def balance_step(scores: Tensor, balance: Tensor, top_k: int, valid: Tensor | No
     Returns:
         ``(K,)``, mean zero, without gradient.
     """
-    scores = scores.detach()
-    memberships = hard_memberships(scores, balance, top_k).float()
-    shares = (memberships * _token_weights(scores, valid)).sum(dim=-2) / top_k
-    step = (score_spread(scores, valid)[:, 0] * (1 - shares.shape[-1] * shares)).mean(dim=0)
+    scores, weights = scores.detach(), _token_weights(scores, valid)
+    if top_k == scores.shape[-1]:
+        return torch.zeros_like(scores[0, 0])
+    best = (scores + balance).topk(top_k + 1, dim=-1).values
+    margins = ((best[..., -2:-1] - best[..., -1:]) * weights).sum(dim=-2)
+    shares = (hard_memberships(scores, balance, top_k).float() * weights).sum(dim=-2) / top_k
+    step = (margins * (1 - shares.shape[-1] * shares)).mean(dim=0)
     return BALANCE_RATE * (step - step.mean())
 
 

@@ -103,7 +103,8 @@ def test_sharpened_scores_have_the_spread_asked_for_and_the_same_memberships(sha
     balance = scale * torch.randn(5, generator=generator, dtype=torch.float64)
     factor = routing.sharpening(scores, sharpness)
     sharpened = factor * scores
-    by_hand = sharpened.std(dim=1, unbiased=False).mean(dim=1)
+    between_groups = sharpened - sharpened.mean(dim=-1, keepdim=True)
+    by_hand = between_groups.std(dim=1, unbiased=False).mean(dim=1)
     assert torch.allclose(by_hand, torch.full((3,), sharpness, dtype=torch.float64))
     same = routing.hard_memberships(sharpened, factor * balance, 2)
     assert torch.equal(same, routing.hard_memberships(scores, balance, 2))
@@ -127,6 +128,22 @@ def test_balance_steps_even_out_hard_memberships(top_k):
     after = routing.group_shares(routing.hard_memberships(scores, balance, top_k)).max()
     assert before > 0.3 and after < 1.1 / 6
     assert abs(balance.mean()) < 1e-5
+
+
+def test_a_balance_step_does_not_overshoot_where_most_tokens_are_undecided():
+    """Most tokens lie close together, a few far away; steps in units of the spread would move all at once."""
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.randn(1, 400, 4, generator=generator)
+    scores[:, 40:] *= 0.02
+    balance, largest = torch.tensor([1.0, 0.0, 0.0, 0.0]), []
+    for _ in range(200):
+        balance = balance + routing.balance_step(scores, balance, 1)
+        largest.append(routing.group_shares(routing.hard_memberships(scores, balance, 1)).max().item())
+    assert max(largest[100:]) < 0.35
+
+
+def test_a_balance_step_of_tokens_in_every_group_is_none():
+    assert not routing.balance_step(torch.randn(2, 9, 3), torch.zeros(3), 3).any()
 
 
 def test_balance_steps_of_processes_average_to_the_whole():

@@ -1,10 +1,13 @@
 """Training through hard attention: the gradient of memberships, which are yes or no.
 
 Hard attention's own gradient sees the pairs that are attended and none of the others, so it cannot say which group a
-token should be in instead. But what letting one more pair in would do to the loss is known to first order without
-letting it in: ``p_ij * (v_j - o_i) . do_i``, with the weight ``p_ij`` that the pair has in dense attention, the
-output ``o`` of hard attention and its gradient ``do``. For a pair that is attended it is what leaving it out would
-cost. Summed over the tokens of a group, that is the gradient for moving a token there (`credit_memberships`).
+token should be in instead. But what a pair adds to what a token has without groups is known to first order whether it
+is attended or not: ``p_ij * (v_j - l_i) . do_i``, with the weight ``p_ij`` that the pair has in dense attention, the
+output ``l`` of attention to window and sinks alone, and the gradient ``do`` of hard attention's output. Summed over
+the tokens of a group, that is the gradient for being in it (`credit_memberships`).
+
+Counted from hard attention's own output instead, a token's group would seem to add little, because it has been added,
+and every other group much: tokens would be drawn away from wherever they are.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from .additive_gate import cut
 from .kernels import Call, Kernel, find_kernel
 from .mask import Pattern, training_pairs
 from .masked import repeat_heads
+from .paths import focus_attention
 from .plan import sequences
 from .rows import Rows, take
 
@@ -45,8 +49,8 @@ def credit_memberships(
     """The output of hard attention, unchanged, with a gradient for the assignments that it was computed from.
 
     Each distant pair (beyond the window, no sink, no query below ``dense_below``) counts with ``a_i . a_j``; a pair
-    with two groups in common counts twice. Costs dense attention, forward and backward, in the backward pass, and
-    memory linear in ``T``. Kernels compute everything but masks and soft-capping.
+    with two groups in common counts twice. Costs dense attention, forward and backward, and attention to the window in
+    the backward pass, and memory linear in ``T``. Kernels compute everything but masks and soft-capping.
 
     Args:
         output: of hard attention, ``(B, H, T, D_v)``.
@@ -87,23 +91,37 @@ class _CreditMemberships(torch.autograd.Function):
         softcap: float | None,
         kernel: Kernel | None,
     ) -> Tensor:
-        ctx.save_for_backward(output, assignments, query, key, value, sink_logits, positions, documents, extra_mask)
+        ctx.save_for_backward(assignments, query, key, value, sink_logits, positions, documents, extra_mask)
         ctx.pattern, ctx.scale, ctx.softcap, ctx.kernel = pattern, scale, softcap, kernel
         return output.view_as(output)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        output, assignments, query, key, value, sink_logits, positions, documents, extra_mask = ctx.saved_tensors
+        assignments, query, key, value, sink_logits, positions, documents, extra_mask = ctx.saved_tensors
+        without_groups = focus_attention(
+            query,
+            key,
+            value,
+            ctx.pattern,
+            positions,
+            torch.zeros_like(assignments, dtype=torch.bool),
+            ctx.scale,
+            documents=documents,
+            extra_mask=extra_mask,
+            softcap=ctx.softcap,
+            sink_logits=sink_logits,
+            kernel=ctx.kernel,
+        )
         if ctx.softcap is None and extra_mask is None:
             kernel = _kernel_for(query, value, assignments, ctx.kernel)
             credit = torch.zeros_like(assignments)
-            token_major = [x.transpose(1, 2) for x in (grad, output, query, key, value)]
+            token_major = [x.transpose(1, 2) for x in (grad, without_groups, query, key, value)]
             for row, tokens, _ in sequences(positions, query.shape[2], documents):
-                do, o, q, k, v, a = (take(x[row], tokens) for x in (*token_major, assignments))
-                credit[row, tokens] = _by_kernel(do, o, q, k, v, a, sink_logits, ctx.pattern, ctx.scale, kernel)
+                do, alone, q, k, v, a = (take(x[row], tokens) for x in (*token_major, assignments))
+                credit[row, tokens] = _by_kernel(do, alone, q, k, v, a, sink_logits, ctx.pattern, ctx.scale, kernel)
         else:
             masks = (positions, documents, extra_mask)
-            tensors = (grad, output, query, key, value, assignments, sink_logits)
+            tensors = (grad, without_groups, query, key, value, assignments, sink_logits)
             credit = _spelled_out(*tensors, ctx.pattern, *masks, ctx.scale, ctx.softcap)
         return grad, credit, *(None,) * 11
 
@@ -116,7 +134,7 @@ def _kernel_for(query: Tensor, value: Tensor, assignments: Tensor, named: Kernel
 
 def _by_kernel(
     grad: Tensor,
-    output: Tensor,
+    without_groups: Tensor,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -145,7 +163,7 @@ def _by_kernel(
     q = _lengthen(query[queries], zeros[queries], assignments[queries])
     k = _lengthen(key[keys], of_keys[keys], zeros[keys])
     call = Call(Rows.single(length - start, length - gap, query.device), scale)
-    dq, dk, _ = kernel.backward(grad[queries], q, k, value[keys], output[queries], lse, call)
+    dq, dk, _ = kernel.backward(grad[queries], q, k, value[keys], without_groups[queries], lse, call)
     first = slice(head_dim, head_dim + num_groups)
     second = slice(first.stop, first.stop + num_groups)
     credit[queries] += dq[..., first].sum(dim=1, dtype=credit.dtype) / scale
@@ -164,7 +182,7 @@ def _lengthen(states: Tensor, first: Tensor, second: Tensor) -> Tensor:
 
 def _spelled_out(
     grad: Tensor,
-    output: Tensor,
+    without_groups: Tensor,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -192,8 +210,8 @@ def _spelled_out(
         if sink_logits is not None:
             lse = torch.logaddexp(lse, sink_logits.to(dtype)[None, :, None, None])
         weights = torch.exp(scores - lse).masked_fill(~(allowed & distant[:, None]), 0.0)
-        do, o = grad[:, :, rows].to(dtype), output[:, :, rows].to(dtype)
-        gain = torch.matmul(do, value[:, :, columns].to(dtype).transpose(-1, -2)) - (do * o).sum(-1, keepdim=True)
+        do, alone = grad[:, :, rows].to(dtype), without_groups[:, :, rows].to(dtype)
+        gain = torch.matmul(do, value[:, :, columns].to(dtype).transpose(-1, -2)) - (do * alone).sum(-1, keepdim=True)
         pairs = (weights * gain).sum(dim=1)
         credit[:, rows] += pairs @ assignments[:, columns]
         credit[:, columns] += pairs.transpose(-1, -2) @ assignments[:, rows]

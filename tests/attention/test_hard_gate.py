@@ -19,10 +19,11 @@ from focus_hf.routing import hard_memberships, straight_through
 
 
 def first_order(query, key, value, pattern, positions, assignments, memberships, scale, documents, softcap, sinks):
-    """Hard attention; to it comes, with a value of zero, what each distant pair adds when its weight changes."""
+    """Hard attention; to it comes, with a value of zero, what each distant pair adds to window and sinks."""
     arguments = (query, key, value, pattern, positions, memberships, scale)
     options = {"softcap": softcap, "sink_logits": sinks, "documents": documents}
     output = masked_focus_attention(*arguments, **options)
+    alone = masked_focus_attention(query, key, value, pattern, positions, memberships & False, scale, **options)
     everything = torch.ones_like(memberships[..., :1])
     possible = attended_pairs(pattern, positions, positions, everything, everything, documents, documents)[:, None]
     q, k, v = (x.detach() for x in (query, key, value))
@@ -41,7 +42,7 @@ def first_order(query, key, value, pattern, positions, assignments, memberships,
     distant = (i - j > pattern.local_window) & (j >= pattern.sink_tokens) & (i >= pattern.dense_below)
     shared = torch.where(distant, assignments @ assignments.mT, 0.0)[:, None]
     opened = weights * (shared - shared.detach())
-    return output + opened @ v - opened.sum(-1, keepdim=True) * output.detach()
+    return output + opened @ v - opened.sum(-1, keepdim=True) * alone.detach()
 
 
 @settings(max_examples=60, deadline=None)
