@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TextIO
 
 import typer
 from rich.console import Console
@@ -79,6 +80,19 @@ def _fail(message: str) -> None:
     sys.exit(1)
 
 
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """What is meant for the user, without the line of source that it comes from."""
+    text = f"Note: {message}" if issubclass(category, UserWarning) else f"{category.__name__}: {message}"
+    stderr().print(text, markup=False, highlight=False, soft_wrap=True)
+
+
 def stderr() -> Console:
     return Console(stderr=True)
 
@@ -93,8 +107,6 @@ def is_main_process() -> bool:
 @contextmanager
 def progress_bars() -> Iterator[Progress]:
     """Bars on standard error; libraries' own bars and chatter are off."""
-    import warnings
-
     from transformers.utils import logging
 
     logging.set_verbosity_error()
@@ -114,6 +126,7 @@ def progress_bars() -> Iterator[Progress]:
 def main() -> None:
     """Entry point. Exit code 0; 1 for what went wrong, told in one line; 2 for a wrong command line."""
     arguments = sys.argv[1:]
+    warnings.showwarning = _show_warning
     try:
         load_commands(arguments)
         app(_json_to_screen(arguments))

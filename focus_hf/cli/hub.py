@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -72,25 +71,21 @@ def push(
     """Check an adapter, write its card and push both in one commit."""
     from ..hub import PushPlan, push_to_hub
 
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", UserWarning)
-        answer = push_to_hub(
-            folder,
-            repo_id,
-            base_model=base_model,
-            private=private,
-            create_pr=create_pr,
-            revision=revision,
-            commit_message=commit_message,
-            license=license,
-            explorer=explorer,
-            metadata=named_values("--metadata", metadata or []),
-            template=template,
-            force=force,
-            dry_run=dry_run,
-        )
-    for warning in caught:
-        stderr().print(f"Note: {warning.message}", markup=False, highlight=False, soft_wrap=True)
+    answer = push_to_hub(
+        folder,
+        repo_id,
+        base_model=base_model,
+        private=private,
+        create_pr=create_pr,
+        revision=revision,
+        commit_message=commit_message,
+        license=license,
+        explorer=explorer,
+        metadata=named_values("--metadata", metadata or []),
+        template=template,
+        force=force,
+        dry_run=dry_run,
+    )
     if isinstance(answer, PushPlan):
         show({**asdict(answer), "files": list(answer.files), "sizes": answer.files}, _planned(answer), as_json)
         return

@@ -97,7 +97,7 @@ def run_evaluation(
     model, tokenizer, folder = load_adapted(adapter, base=base, device=device, revision=revision)
     results = Results(measured_with=measured_with())
     if texts:
-        bar = progress.add_task("evaluation", total=count_ticks(len(texts), plan))
+        bar = progress.add_task("evaluation", total=count_ticks(model, len(texts), plan))
         results = evaluate(
             model,
             [_tokens(text, tokenizer) for text in texts],

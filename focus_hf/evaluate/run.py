@@ -91,16 +91,15 @@ def evaluate(
         ValueError: a text is too short, or longer than the model's positions allow.
     """
     config = active_config(model)
-    modes = list_modes(plan.modes, plan.top_ks or [config.top_k])
-    for mode in modes:
-        if mode.top_k is not None and not 1 <= mode.top_k <= config.num_groups:
-            raise ValueError(f"top_k must be from 1 to num_groups ({config.num_groups}), got {mode.top_k}.")
-    if config.gate == HARD_GATE and Mode("soft") in modes:
+    if config.gate == HARD_GATE and "soft" in plan.modes:
         warnings.warn(
             'This adapter was trained through hard attention (gate="hard"), so there is no soft attention to measure.',
             stacklevel=2,
         )
-        modes = [mode for mode in modes if mode.name != "soft"]
+    modes = _modes(config, plan)
+    for mode in modes:
+        if mode.top_k is not None and not 1 <= mode.top_k <= config.num_groups:
+            raise ValueError(f"top_k must be from 1 to num_groups ({config.num_groups}), got {mode.top_k}.")
     check_positions(model, (*plan.seq_lens, *plan.retrieval))
     cut = [(text, length, _cut(text, length, plan)) for text in texts for length in plan.seq_lens]
     evaluations = []
@@ -127,10 +126,15 @@ def evaluate(
     return results
 
 
-def count_ticks(texts: int, plan: EvaluationPlan) -> int:
+def count_ticks(model: nn.Module, texts: int, plan: EvaluationPlan) -> int:
     """How often `evaluate` calls ``tick``."""
-    modes = len(list_modes(plan.modes, plan.top_ks or [1]))
-    return modes * (texts * len(plan.seq_lens) + len(plan.retrieval))
+    return len(_modes(active_config(model), plan)) * (texts * len(plan.seq_lens) + len(plan.retrieval))
+
+
+def _modes(config: FocusConfig, plan: EvaluationPlan) -> list[Mode]:
+    """Those asked for that this adapter has: one trained through hard attention has no soft attention."""
+    modes = list_modes(plan.modes, plan.top_ks or [config.top_k])
+    return [mode for mode in modes if mode.name != "soft" or config.gate != HARD_GATE]
 
 
 def active_config(model: nn.Module) -> FocusConfig:

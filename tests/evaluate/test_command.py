@@ -6,13 +6,16 @@ import json
 
 import pytest
 import torch
+from peft import get_peft_model
 from torch import nn
+from transformers import AutoModelForCausalLM
 
-from focus_hf.adapter import focus_layers
+from focus_hf.adapter import FocusConfig, focus_layers
 from focus_hf.evaluate import Mode, Probe, list_modes, perplexity, probe_retrieval, token_losses
 from focus_hf.evaluate.command import add_to_adapter
 from focus_hf.evaluate.run import load_adapted
 from focus_hf.hub import load_results
+from focus_hf.hub.save import save_adapter
 from focus_hf.texts import tokenize_windows
 from tests.cli.test_cli import focus_hf
 from tests.families import focus_model, logits, token_ids
@@ -95,6 +98,19 @@ def test_eval_as_json_on_the_screen(adapter, tiny):
     windows = tokenize_windows(tokenizer, (tiny / "held_out.txt").read_text(), 64)[: 400 // 64]
     hard = next(row for row in document["evaluations"][1]["rows"] if row["top_k"] == 1)
     assert hard["perplexity"] == pytest.approx(perplexity(model, windows), rel=1e-4)
+
+
+def test_a_warning_is_a_note_on_standard_error(tiny, tmp_path):
+    """This adapter's training had no soft attention to measure."""
+    base = AutoModelForCausalLM.from_pretrained(tiny / "base")
+    config = FocusConfig(num_groups=4, local_window=8, task_type="CAUSAL_LM")
+    folder = save_adapter(get_peft_model(base, config), tmp_path / "adapter")
+    options = ["--text", tiny / "held_out.txt", "--seq-len", "32", "--max-tokens", "64"]
+    done = focus_hf("eval", "--adapter", folder, *options, "--modes", "soft,hard", "--json")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("Note: This adapter was trained through hard attention") == 1
+    assert ".py" not in done.stderr
+    assert [row["mode"] for row in json.loads(done.stdout)["evaluations"][0]["rows"]] == ["hard"]
 
 
 def test_eval_into_files_and_into_the_adapter(adapter, tiny, tmp_path):
