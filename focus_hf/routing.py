@@ -160,10 +160,9 @@ def balance_step(scores: Tensor, balance: Tensor, top_k: int, valid: Tensor | No
     scores, weights = scores.detach(), _token_weights(scores, valid)
     if top_k == scores.shape[-1]:
         return torch.zeros_like(scores[0, 0])
-    best = (scores + balance).topk(top_k + 1, dim=-1).values
-    margins = ((best[..., -2:-1] - best[..., -1:]) * weights).sum(dim=-2)
-    shares = (hard_memberships(scores, balance, top_k).float() * weights).sum(dim=-2) / top_k
-    step = (margins * (1 - shares.shape[-1] * shares)).mean(dim=0)
+    memberships, margins = _memberships_and_margins(scores, balance, top_k)
+    shares = (memberships.float() * weights).sum(dim=-2) / top_k
+    step = ((margins * weights).sum(dim=-2) * (1 - shares.shape[-1] * shares)).mean(dim=0)
     return BALANCE_RATE * (step - step.mean())
 
 
@@ -182,6 +181,13 @@ def hard_memberships(scores: Tensor, balance: Tensor, top_k: int) -> Tensor:
     """
     chosen = (scores + balance).topk(top_k, dim=-1).indices
     return torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, chosen, True)
+
+
+def _memberships_and_margins(scores: Tensor, balance: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+    """`hard_memberships` for ``top_k < K``, and how far each token is from another group, ``(..., 1)``."""
+    ranked = (scores + balance).topk(top_k + 1, dim=-1)
+    memberships = torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, ranked.indices[..., :top_k], True)
+    return memberships, ranked.values[..., -2:-1] - ranked.values[..., -1:]
 
 
 def straight_through(hard: Tensor, soft: Tensor) -> Tensor:
@@ -211,7 +217,8 @@ def calibrate_balance(scores: Tensor, top_k: int, balance: Tensor | None = None,
 
     Sinkhorn balances soft mass, which is not the same as balanced top-k memberships. Starting from the given
     potentials, each step lowers ``b`` of the groups that hold too many tokens and raises the others, with a
-    decaying step (the bias update of auxiliary-loss-free mixture-of-experts balancing).
+    decaying step (the bias update of auxiliary-loss-free mixture-of-experts balancing) in units of how far tokens are
+    from another group.
 
     Args:
         scores: ``(..., K)``, the tokens of the domain.
@@ -227,11 +234,11 @@ def calibrate_balance(scores: Tensor, top_k: int, balance: Tensor | None = None,
     current = sinkhorn(tokens, iterations=10)[1] if balance is None else balance.detach().float().clone()
     if num_groups == 1 or top_k == num_groups:
         return current - current.mean()
-    step = tokens.std(dim=0).mean().clamp(min=1e-6)
     best, best_share = current, float("inf")
     for i in range(steps):
-        shares = group_shares(hard_memberships(tokens, current, top_k))
+        memberships, margins = _memberships_and_margins(tokens, current, top_k)
+        shares = group_shares(memberships)
         if (largest := shares.max().item()) < best_share:
             best, best_share = current, largest
-        current = current + step / (1 + i / 10) * (1 - shares * num_groups).clamp(-1, 1)
+        current = current + margins.mean() / (1 + i / 10) * (1 - shares * num_groups).clamp(-1, 1)
     return best - best.mean()

@@ -142,6 +142,14 @@ def test_a_balance_step_does_not_overshoot_where_most_tokens_are_undecided():
     assert max(largest[100:]) < 0.35
 
 
+def test_calibration_balances_tokens_that_lie_close_together_beside_a_few_far_away():
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.randn(4000, 6, generator=generator)
+    scores[400:] *= 0.002
+    balance = routing.calibrate_balance(scores, 1, torch.tensor([1.0, 0.0, 0.0, 0.0, 0.0, 0.0]))
+    assert routing.group_shares(routing.hard_memberships(scores, balance, 1)).max() < 1.1 / 6
+
+
 def test_a_balance_step_of_tokens_in_every_group_is_none():
     assert not routing.balance_step(torch.randn(2, 9, 3), torch.zeros(3), 3).any()
 
