@@ -21,7 +21,7 @@ def test_every_variant_of_the_recipe_study(tiny, tmp_path):
             sys.executable,
             STUDIES / "recipes.py",
             *("--model", tiny / "base", "--train-file", tiny / "train.txt", "--eval-file", tiny / "held_out.txt"),
-            *("--out", tmp_path, "--steps", "2", "--seq-len", "64", "--local-window", "8", "--eval-windows", "4"),
+            *("--out", tmp_path, "--steps", "2", "--seq-len", "272", "--local-window", "8", "--eval-windows", "2"),
             "--dominance",
         ],
         capture_output=True,
