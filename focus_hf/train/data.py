@@ -7,6 +7,8 @@ from typing import Any
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from ..settings import FocusSettings
+
 
 class WindowDataset(Dataset):
     """Windows of token ids as the Trainer wants them.
@@ -50,3 +52,19 @@ def check_length(length: int, config: Any) -> None:
         raise ValueError(f"seq_len must be at least 2, got {length}.")
     if positions is not None and length > positions:
         raise ValueError(f"seq_len is {length}, but the model has {positions} positions. Use at most {positions}.")
+
+
+def check_reach(length: int, settings: FocusSettings) -> None:
+    """Make sure that windows hold pairs of tokens that groups decide about; centroids learn from nothing else.
+
+    Raises:
+        ValueError: every pair is within the local window, with a sink, or below ``dense_below``.
+    """
+    shortest = max(settings.local_window + settings.sink_tokens + 2, settings.dense_below + 1)
+    if length < shortest:
+        raise ValueError(
+            f"seq_len is {length}, but centroids learn from pairs of tokens that groups decide about, and there are "
+            f"none: local_window is {settings.local_window}, sink_tokens is {settings.sink_tokens} and dense_below is "
+            f"{settings.dense_below}. Use a seq_len of at least {shortest}, better several times that, or a smaller "
+            "local_window."
+        )

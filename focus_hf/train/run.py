@@ -32,7 +32,7 @@ from ..hub.save import save_adapter
 from ..texts import Texts, TextSource, cut
 from .calibration import calibrate
 from .checkpoints import last_checkpoint, load_base_weights, save_base
-from .data import check_length, check_vocabulary
+from .data import check_length, check_reach, check_vocabulary
 from .monitor import TrainingDiverged
 from .recipe import TrainRecipe
 from .trainer import make_trainer
@@ -92,6 +92,8 @@ def train(
     commit, tokenizer_commit = commit_of(recipe.model), commit_of(recipe.tokenizer or recipe.model)
     model, tokenizer = _load(recipe, commit, tokenizer_commit)
     check_length(recipe.seq_len, model.config)
+    if recipe.weights == "frozen":
+        check_reach(recipe.seq_len, recipe.focus_config())
     windows = _windows(training, tokenizer, recipe, recipe.stride)
     validation = _windows(held_out, tokenizer, recipe, None)[: recipe.eval_windows]
     for text, some in ((training, windows), (held_out, validation)):

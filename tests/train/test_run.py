@@ -262,6 +262,8 @@ def test_training_from_scratch_learns(tiny, tmp_path):
         ({"train_file": ["{tiny}/bad.jsonl"]}, "bad.jsonl, line 2: no JSON object with 'text'"),
         ({"train_file": []}, "Give either text files or the name of a data set"),
         ({"seq_len": 1024}, "seq_len is 1024, but the model has 512 positions. Use at most 512"),
+        ({"local_window": 59}, "seq_len is 64, but centroids learn from pairs .* Use a seq_len of at least 65"),
+        ({"dense_below": 64}, "seq_len is 64, but centroids learn from pairs .* Use a seq_len of at least 65"),
         ({"tokenizer": "{tiny}/large"}, "The tokenizer does not fit the model: train.txt has token id"),
         ({"eval_file": [], "eval_share": 0.0}, "Nothing to measure on"),
         ({"trainer": {"use_cpu": True, "speed": 3}}, "trainer: got an unexpected keyword argument 'speed'"),
@@ -287,6 +289,10 @@ def test_bad_input_is_named(tiny, tmp_path, changes, message):
     with pytest.raises((ValueError, OSError), match=message):
         train(recipe(tiny, tmp_path / "out", **filled))
     assert not (tmp_path / "out" / "adapter_model.safetensors").exists()
+
+
+def test_the_shortest_windows_that_teach_centroids_something(tiny, tmp_path):
+    train(recipe(tiny, tmp_path / "out", local_window=58, max_steps=1))
 
 
 def test_a_tokenizer_whose_ids_fit_by_chance_is_found_out(tiny, tmp_path):
