@@ -27,7 +27,7 @@ from focus_hf.train import TrainRecipe, train
 VARIANTS: dict[str, dict[str, Any]] = {
     "reference": {},
     "reference-seed-1": {"seed": 1},
-    "distill": {"distill": 5.0},
+    "distill": {"distill": 1.0},
     "sharpness-1": {"sharpness": 1.0},
     "sharpness-4": {"sharpness": 4.0},
     "additive": {"gate": "additive"},

@@ -1,4 +1,4 @@
-"""A Trainer whose loss also asks for the predictions of dense attention."""
+"""A Trainer whose loss asks for the predictions of dense attention too, or for nothing else."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ def prediction_distance(logits: Tensor, dense_logits: Tensor, labels: Tensor) ->
 
 
 class DistillingTrainer(Trainer):
-    """A Trainer that adds `prediction_distance` to the loss while it trains; evaluations are without it.
+    """A Trainer that mixes `prediction_distance` into the loss while it trains; evaluations are without it.
 
     Each step costs a forward pass with dense attention more.
 
     Args:
-        weight: of the distance; 0 makes it a plain Trainer.
+        share: of the distance in the loss, the rest being the model's own; 0 makes it a plain Trainer.
         arguments: of `transformers.Trainer`.
     """
 
-    def __init__(self, *arguments: Any, weight: float, **named: Any) -> None:
+    def __init__(self, *arguments: Any, share: float, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        self.weight = weight
+        self.share = share
 
     def compute_loss(
         self,
@@ -55,7 +55,7 @@ class DistillingTrainer(Trainer):
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
-        if not self.weight or not model.training:
+        if not self.share or not model.training:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         labels = inputs["labels"]
         dense_logits = self._dense_logits(model, inputs)
@@ -67,7 +67,7 @@ class DistillingTrainer(Trainer):
             distance = distance * processes / num_items_in_batch
         else:
             distance = distance / (labels[:, 1:] != -100).sum().clamp(min=1)
-        loss = loss + self.weight * distance
+        loss = (1 - self.share) * loss + self.share * distance
         return (loss, outputs) if return_outputs else loss
 
     @torch.no_grad()

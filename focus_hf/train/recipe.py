@@ -71,7 +71,7 @@ class TrainRecipe:
     batch_size: int = _option("Windows per device and step.", 4)
     gradient_accumulation_steps: int = _option("Batches per optimizer step.", 1)
     learning_rate: float = _option("Of the centroids (AdamW, warm-up, cosine decay).", 1e-2)
-    distill: float = _option("Weight of the distance to dense attention's predictions in the loss.", 0.0)
+    distill: float = _option("Share (0 to 1) of the distance to dense attention's predictions in the loss.", 0.0)
     warmup_share: float = _option("Share of the steps that warm up.", 0.05)
     weights: str = _option("'trained' lets the base model's weights learn too.", "frozen")
     from_scratch: bool = _option("Start from random weights.", False)
@@ -109,8 +109,8 @@ class TrainRecipe:
             value = getattr(self, name)
             if not isinstance(value, int | float) or not value > 0:
                 raise ValueError(f"{name} must be a positive number, got {value!r}.")
-        if not self.distill >= 0:
-            raise ValueError(f"distill must not be negative, got {self.distill!r}.")
+        if not isinstance(self.distill, int | float) or not 0 <= self.distill <= 1:
+            raise ValueError(f"distill is a share of the loss, from 0 to 1; got {self.distill!r}.")
         if self.distill and self.weights == "trained":
             raise ValueError("distill keeps to what a frozen model predicts: it needs weights='frozen'.")
         for name in ("eval_share", "warmup_share"):

@@ -254,7 +254,7 @@ def _facts(recipe: TrainRecipe, training: Texts, windows: int, trainer: Any, sec
         "calibration windows": recipe.calibration_windows,
     }
     if recipe.distill:
-        facts["distillation"] = f"weight {recipe.distill:g}"
+        facts["distillation"] = f"{recipe.distill:g} of the loss"
     return facts
 
 

@@ -49,7 +49,7 @@ def make_trainer(
         added.append(SaveBaseWeights(str(arguments.output_dir)))
     trainer = DistillingTrainer(
         model=model,
-        weight=recipe.distill,
+        share=recipe.distill,
         args=arguments,
         train_dataset=WindowDataset(windows),
         eval_dataset=WindowDataset(validation),

@@ -13,7 +13,7 @@ from focus_hf.train.distill import DistillingTrainer, prediction_distance
 from tests.families import focus_model, token_ids
 
 
-def trainer_for(model, tmp_path, weight, **changes):
+def trainer_for(model, tmp_path, share, **changes):
     arguments = {
         "output_dir": str(tmp_path),
         "max_steps": 1,
@@ -32,7 +32,7 @@ def trainer_for(model, tmp_path, weight, **changes):
         train_dataset=WindowDataset(token_ids(batch=8, length=48)),
         eval_dataset=WindowDataset(token_ids(batch=2, length=48)),
         callbacks=[RoutingSchedule(model, gate=(8.0, 8.0))],
-        weight=weight,
+        share=share,
     )
 
 
@@ -64,14 +64,14 @@ def test_the_distance_is_the_divergence_of_predicted_tokens():
 
 @pytest.mark.parametrize("accumulation", [1, 2])
 @pytest.mark.parametrize("accepts", [True, False])
-def test_the_loss_is_both(tmp_path, monkeypatch, accumulation, accepts):
+@pytest.mark.parametrize("share", [0.75, 1.0])
+def test_the_loss_is_shared(tmp_path, monkeypatch, accumulation, accepts, share):
     monkeypatch.setattr(routing, "BALANCE_RATE", 0.0)  # or the second half of a batch would see other groups
-    weight = 3.0
     model = trainable()
     trainer = trainer_for(
         model,
         tmp_path,
-        weight,
+        share,
         per_device_train_batch_size=8 // accumulation,
         gradient_accumulation_steps=accumulation,
     )
@@ -83,16 +83,16 @@ def test_the_loss_is_both(tmp_path, monkeypatch, accumulation, accepts):
         set_routing(model, gate_strength=8.0)
         with routing_mode(model, "soft"):
             out = model(input_ids=windows, labels=windows, use_cache=False)
-    share = by_hand(out.logits, dense, windows) / windows[:, 1:].numel()
-    assert weight * share > 0.001
+    distance = by_hand(out.logits, dense, windows) / windows[:, 1:].numel()
+    assert distance > 0.001
     trainer.train()
     logged = trainer.state.log_history[0]["loss"]
-    assert logged == pytest.approx((out.loss + weight * share).item(), rel=2e-5)
+    assert logged == pytest.approx(((1 - share) * out.loss + share * distance).item(), rel=2e-5)
 
 
 def test_an_evaluation_is_the_language_model_loss(tmp_path):
     model = trainable()
-    trainer = trainer_for(model, tmp_path, 100.0)
+    trainer = trainer_for(model, tmp_path, 1.0)
     measured = trainer.evaluate()["eval_loss"]
     windows = torch.stack([trainer.eval_dataset[i]["input_ids"] for i in range(2)])
     with torch.no_grad():
@@ -115,5 +115,6 @@ def test_distillation_needs_a_frozen_model():
     given = {"model": "m", "output_dir": "o", "train_file": ["t"]}
     with pytest.raises(ValueError, match="needs weights='frozen'"):
         TrainRecipe(**given, distill=1.0, weights="trained")
-    with pytest.raises(ValueError, match="distill must not be negative, got -1"):
-        TrainRecipe(**given, distill=-1)
+    for wrong in (-1, 20, float("nan"), "much"):
+        with pytest.raises(ValueError, match="distill is a share of the loss, from 0 to 1; got"):
+            TrainRecipe(**given, distill=wrong)
