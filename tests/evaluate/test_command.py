@@ -174,9 +174,10 @@ def test_train_mistakes_are_one_line(tiny, tmp_path):
         (base, "Give either text files or the name of a data set"),
         ([*base, *text, "--trainer", "speed"], "--trainer takes name=value, got 'speed'"),
         (
-            [*base, *text, "--seq-len", "64", "--trainer", "speed=3"],
+            [*base, *text, "--seq-len", "64", "--local-window", "8", "--trainer", "speed=3"],
             "trainer: got an unexpected keyword argument 'speed'",
         ),
+        ([*base, *text, "--seq-len", "64"], "Use a seq_len of at least 134"),
         ([*base, *text, "--top-k", "9"], "top_k (9) cannot exceed num_groups (8)"),
         (["train", *text], "Training needs model: give --model"),
         ([*base, "--train-file", "/no/such/file"], "No such file or directory"),
