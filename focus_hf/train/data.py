@@ -65,6 +65,6 @@ def check_reach(length: int, settings: FocusSettings) -> None:
         raise ValueError(
             f"seq_len is {length}, but centroids learn from pairs of tokens that groups decide about, and there are "
             f"none: local_window is {settings.local_window}, sink_tokens is {settings.sink_tokens} and dense_below is "
-            f"{settings.dense_below}. Use a seq_len of at least {shortest}, better several times that, or a smaller "
-            "local_window."
+            f"{settings.dense_below}. Use a seq_len of at least {shortest}, better several times that, or smaller "
+            "values of these."
         )

@@ -15,7 +15,7 @@ STUDIES = Path(__file__).parents[2] / "studies"
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)  # two dozen trainings, each in a few seconds on an idle machine
+@pytest.mark.timeout(1200)  # some twenty trainings, each in a few seconds on an idle machine
 def test_every_variant_of_the_recipe_study(tiny, tmp_path):
     done = subprocess.run(
         [
