@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-#: How fast `balance_step` goes.
+#: How fast `balance_step` goes where nothing else is said.
 BALANCE_RATE = 0.2
 
 #: Log of next to nothing; ``-inf`` would give NaN gradients.
@@ -72,9 +72,10 @@ def sinkhorn(scores: Tensor, iterations: int, valid: Tensor | None = None) -> tu
 
 
 def score_spread(scores: Tensor, valid: Tensor | None = None) -> Tensor:
-    """How far a sequence's scores lie apart: their standard deviation over tokens, averaged over groups.
+    """How far a token's scores lie apart: their standard deviation over groups, for the median token of a sequence.
 
-    What a token's scores have in common says nothing about its group and is left out.
+    What tokens have in common is left out. A median, because a few tokens far away from all others would decide a
+    mean: the others would then count as undecided, and their groups merge.
 
     Args:
         scores: ``(B, T, K)``.
@@ -86,8 +87,8 @@ def score_spread(scores: Tensor, valid: Tensor | None = None) -> Tensor:
     scores, weights = scores.detach(), _token_weights(scores, valid)
     scores = scores - scores.mean(dim=-1, keepdim=True)
     centred = scores - (scores * weights).sum(dim=-2, keepdim=True)
-    deviations = (centred.square() * weights).sum(dim=-2, keepdim=True).sqrt()
-    return deviations.mean(dim=-1, keepdim=True).clamp(min=1e-6)
+    deviations = centred.square().mean(dim=-1).sqrt()
+    return _median(deviations, valid)[:, None, None].clamp(min=1e-6)
 
 
 def sharpening(scores: Tensor, sharpness: float | None, valid: Tensor | None = None) -> Tensor:
@@ -113,6 +114,16 @@ def _token_weights(scores: Tensor, valid: Tensor | None) -> Tensor:
     """``(B, T, 1)``: an equal share for each token that counts; they sum to 1."""
     weights = torch.ones_like(scores[..., :1]) if valid is None else valid[..., None].to(scores.dtype)
     return weights / weights.sum(dim=-2, keepdim=True).clamp(min=1)
+
+
+def _median(values: Tensor, valid: Tensor | None) -> Tensor:
+    """``(B, T)`` to ``(B,)``: the lower median of the tokens that count, 0 if none does."""
+    if valid is None:
+        return values.sort(dim=-1).values[:, (values.shape[-1] - 1) // 2]
+    counts = valid.sum(dim=-1, keepdim=True)
+    ranked = values.masked_fill(~valid, float("inf")).sort(dim=-1).values
+    middle = ranked.gather(-1, (counts - 1).clamp(min=0) // 2)
+    return torch.where(counts > 0, middle, 0.0).squeeze(-1)
 
 
 def balanced_assignments(
@@ -141,18 +152,21 @@ def balanced_assignments(
     return torch.softmax(scores + value + potentials - found, dim=-1), found
 
 
-def balance_step(scores: Tensor, balance: Tensor, top_k: int, valid: Tensor | None = None) -> Tensor:
+def balance_step(
+    scores: Tensor, balance: Tensor, top_k: int, valid: Tensor | None = None, rate: float = BALANCE_RATE
+) -> Tensor:
     """By how much to change the balance potentials, for hard memberships that are more even next time.
 
     Groups with too many tokens become dearer, the others cheaper (as in auxiliary-loss-free mixtures of experts), in
-    units of how far tokens are from another group: a larger step would send most of them there at once, and back. A
-    mean over sequences, so that processes may average theirs.
+    units of how far the median token is from another group: a larger step would send most of them there at once, and
+    back. A mean over sequences, so that processes may average theirs.
 
     Args:
         scores: ``(B, T, K)``.
         balance: the potentials now, ``(K,)``.
         top_k: groups per token.
         valid: bool ``(B, T)``; ``False`` for padding.
+        rate: factor on the step.
 
     Returns:
         ``(K,)``, mean zero, without gradient.
@@ -162,8 +176,8 @@ def balance_step(scores: Tensor, balance: Tensor, top_k: int, valid: Tensor | No
         return torch.zeros_like(scores[0, 0])
     memberships, margins = _memberships_and_margins(scores, balance, top_k)
     shares = (memberships.float() * weights).sum(dim=-2) / top_k
-    step = ((margins * weights).sum(dim=-2) * (1 - shares.shape[-1] * shares)).mean(dim=0)
-    return BALANCE_RATE * (step - step.mean())
+    step = (_median(margins, valid)[:, None] * (1 - shares.shape[-1] * shares)).mean(dim=0)
+    return rate * (step - step.mean())
 
 
 def hard_memberships(scores: Tensor, balance: Tensor, top_k: int) -> Tensor:
@@ -184,10 +198,10 @@ def hard_memberships(scores: Tensor, balance: Tensor, top_k: int) -> Tensor:
 
 
 def _memberships_and_margins(scores: Tensor, balance: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
-    """`hard_memberships` for ``top_k < K``, and how far each token is from another group, ``(..., 1)``."""
+    """`hard_memberships` for ``top_k < K``, and how far each token is from another group, ``(...)``."""
     ranked = (scores + balance).topk(top_k + 1, dim=-1)
     memberships = torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, ranked.indices[..., :top_k], True)
-    return memberships, ranked.values[..., -2:-1] - ranked.values[..., -1:]
+    return memberships, ranked.values[..., -2] - ranked.values[..., -1]
 
 
 def straight_through(hard: Tensor, soft: Tensor) -> Tensor:
@@ -217,8 +231,8 @@ def calibrate_balance(scores: Tensor, top_k: int, balance: Tensor | None = None,
 
     Sinkhorn balances soft mass, which is not the same as balanced top-k memberships. Starting from the given
     potentials, each step lowers ``b`` of the groups that hold too many tokens and raises the others, with a
-    decaying step (the bias update of auxiliary-loss-free mixture-of-experts balancing) in units of how far tokens are
-    from another group.
+    decaying step (the bias update of auxiliary-loss-free mixture-of-experts balancing) in units of how far the median
+    token is from another group.
 
     Args:
         scores: ``(..., K)``, the tokens of the domain.
@@ -240,5 +254,5 @@ def calibrate_balance(scores: Tensor, top_k: int, balance: Tensor | None = None,
         shares = group_shares(memberships)
         if (largest := shares.max().item()) < best_share:
             best, best_share = current, largest
-        current = current + margins.mean() / (1 + i / 10) * (1 - shares * num_groups).clamp(-1, 1)
+        current = current + margins.median() / (1 + i / 10) * (1 - shares * num_groups).clamp(-1, 1)
     return best - best.mean()

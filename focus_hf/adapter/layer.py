@@ -48,6 +48,7 @@ class FocusLayer(nn.Module, BaseTunerLayer):
         self.path = "auto"
         self.kernel: Kernel | None = None
         self.gate_strength: float | None = None
+        self.balance_rate = routing.BALANCE_RATE
         self.observer: Callable[[FocusLayer, Tensor, Tensor], None] | None = None
         self.attention_observer: Callable[[FocusLayer, Tensor, Tensor, float, Tensor], None] | None = None
         self._checked: set[str] = set()
@@ -275,7 +276,7 @@ class FocusLayer(nn.Module, BaseTunerLayer):
             factor * scores, factor * balance, config.sinkhorn_iterations, valid
         )
         if self.training and scores.requires_grad:
-            step = routing.balance_step(scores, balance, config.top_k, valid)
+            step = routing.balance_step(scores, balance, config.top_k, valid, self.balance_rate)
             step = torch.where(balance.any(), step, (potentials / factor).mean(dim=(0, 1)))  # Sinkhorn's to start from
             # In the backward pass: gradient checkpointing computes this forward twice, and both must agree.
             assignments.register_hook(lambda gradient: self._update_balance(adapter_name, step))

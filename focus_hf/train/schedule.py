@@ -1,20 +1,25 @@
-"""How a soft gate closes while centroids train."""
+"""What changes step by step while centroids train: a soft gate closes, and the groups' balance comes to rest."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from torch import nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from ..adapter import set_routing
+from .. import routing
+from ..adapter import focus_layers, set_routing
 
 
 class RoutingSchedule(TrainerCallback):
-    """Anneals a soft gate on distant pairs, from nearly open to nearly hard. A hard gate needs no schedule.
+    """Lets the balance of the groups come to rest, and anneals a soft gate on distant pairs.
 
-    A soft gate that is closed passes next to no gradient to the pairs it cuts off, so training starts with an open
-    one. The strength grows geometrically and depends on the step alone, so that a resumed run goes on where it was.
+    The balance potentials follow the batches, whose texts differ; their steps shrink as a cosine to nothing, as the
+    learning rate does, so that the groups of the last steps are not those of the last batch. A soft gate that is
+    closed passes next to no gradient to the pairs it cuts off, so training starts with a nearly open one, and its
+    strength grows geometrically; a hard gate has no strength. Both depend on the step alone, so that a resumed run
+    goes on where it was.
 
     Args:
         model: the model that is trained.
@@ -46,9 +51,14 @@ class RoutingSchedule(TrainerCallback):
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        set_routing(self.model, gate_strength=self.at(state.global_step / max(state.max_steps, 1)))
+        progress = state.global_step / max(state.max_steps, 1)
+        set_routing(self.model, gate_strength=self.at(progress))
+        for layer in focus_layers(self.model):
+            layer.balance_rate = routing.BALANCE_RATE * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         set_routing(self.model, gate_strength=None)
+        for layer in focus_layers(self.model):
+            layer.balance_rate = routing.BALANCE_RATE
