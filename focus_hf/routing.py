@@ -72,10 +72,10 @@ def sinkhorn(scores: Tensor, iterations: int, valid: Tensor | None = None) -> tu
 
 
 def score_spread(scores: Tensor, valid: Tensor | None = None) -> Tensor:
-    """How far a token's scores lie apart: their standard deviation over groups, for the median token of a sequence.
+    """How far a token's scores lie apart: their root mean square over groups, for the median token of a sequence.
 
-    What tokens have in common is left out. A median, because a few tokens far away from all others would decide a
-    mean: the others would then count as undecided, and their groups merge.
+    What a token's groups have in common is left out, and what is common to all tokens. Medians, because a few tokens
+    far away from all others would decide a mean: the others would count as undecided then, and their groups merge.
 
     Args:
         scores: ``(B, T, K)``.
@@ -84,11 +84,10 @@ def score_spread(scores: Tensor, valid: Tensor | None = None) -> Tensor:
     Returns:
         ``(B, 1, 1)``, positive, without gradient.
     """
-    scores, weights = scores.detach(), _token_weights(scores, valid)
+    scores = scores.detach()
     scores = scores - scores.mean(dim=-1, keepdim=True)
-    centred = scores - (scores * weights).sum(dim=-2, keepdim=True)
-    deviations = centred.square().mean(dim=-1).sqrt()
-    return _median(deviations, valid)[:, None, None].clamp(min=1e-6)
+    centred = scores - _median(scores, valid)
+    return _median(centred.square().mean(dim=-1, keepdim=True).sqrt(), valid).clamp(min=1e-6)
 
 
 def sharpening(scores: Tensor, sharpness: float | None, valid: Tensor | None = None) -> Tensor:
@@ -117,13 +116,12 @@ def _token_weights(scores: Tensor, valid: Tensor | None) -> Tensor:
 
 
 def _median(values: Tensor, valid: Tensor | None) -> Tensor:
-    """``(B, T)`` to ``(B,)``: the lower median of the tokens that count, 0 if none does."""
+    """``(B, T, N)`` to ``(B, 1, N)``: the lower median over the tokens that count, 0 if none does."""
     if valid is None:
-        return values.sort(dim=-1).values[:, (values.shape[-1] - 1) // 2]
-    counts = valid.sum(dim=-1, keepdim=True)
-    ranked = values.masked_fill(~valid, float("inf")).sort(dim=-1).values
-    middle = ranked.gather(-1, (counts - 1).clamp(min=0) // 2)
-    return torch.where(counts > 0, middle, 0.0).squeeze(-1)
+        return values.sort(dim=-2).values[:, None, (values.shape[-2] - 1) // 2]
+    counts = valid.sum(dim=-1)[:, None, None].expand(-1, 1, values.shape[-1])
+    ranked = values.masked_fill(~valid[..., None], float("inf")).sort(dim=-2).values
+    return torch.where(counts > 0, ranked.gather(-2, (counts - 1).clamp(min=0) // 2), 0.0)
 
 
 def balanced_assignments(
@@ -176,7 +174,7 @@ def balance_step(
         return torch.zeros_like(scores[0, 0])
     memberships, margins = _memberships_and_margins(scores, balance, top_k)
     shares = (memberships.float() * weights).sum(dim=-2) / top_k
-    step = (_median(margins, valid)[:, None] * (1 - shares.shape[-1] * shares)).mean(dim=0)
+    step = (_median(margins, valid)[:, 0] * (1 - shares.shape[-1] * shares)).mean(dim=0)
     return rate * (step - step.mean())
 
 
@@ -198,10 +196,10 @@ def hard_memberships(scores: Tensor, balance: Tensor, top_k: int) -> Tensor:
 
 
 def _memberships_and_margins(scores: Tensor, balance: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
-    """`hard_memberships` for ``top_k < K``, and how far each token is from another group, ``(...)``."""
+    """`hard_memberships` for ``top_k < K``, and how far each token is from another group, ``(..., 1)``."""
     ranked = (scores + balance).topk(top_k + 1, dim=-1)
     memberships = torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, ranked.indices[..., :top_k], True)
-    return memberships, ranked.values[..., -2] - ranked.values[..., -1]
+    return memberships, ranked.values[..., -2:-1] - ranked.values[..., -1:]
 
 
 def straight_through(hard: Tensor, soft: Tensor) -> Tensor:
@@ -226,13 +224,12 @@ def group_shares(memberships: Tensor, valid: Tensor | None = None) -> Tensor:
     return counts / counts.sum().clamp(min=1)
 
 
-def calibrate_balance(scores: Tensor, top_k: int, balance: Tensor | None = None, steps: int = 400) -> Tensor:
+def calibrate_balance(scores: Tensor, top_k: int, balance: Tensor | None = None, steps: int = 100) -> Tensor:
     """Balance potentials for which the *hard* memberships of these tokens are balanced.
 
     Sinkhorn balances soft mass, which is not the same as balanced top-k memberships. Starting from the given
-    potentials, each step lowers ``b`` of the groups that hold too many tokens and raises the others, with a
-    decaying step (the bias update of auxiliary-loss-free mixture-of-experts balancing) in units of how far the median
-    token is from another group.
+    potentials, each step moves every group's potential by a decaying part of what it would take for that group alone
+    to hold its share (`_shortfall`), however far away its tokens are.
 
     Args:
         scores: ``(..., K)``, the tokens of the domain.
@@ -250,9 +247,22 @@ def calibrate_balance(scores: Tensor, top_k: int, balance: Tensor | None = None,
         return current - current.mean()
     best, best_share = current, float("inf")
     for i in range(steps):
-        memberships, margins = _memberships_and_margins(tokens, current, top_k)
-        shares = group_shares(memberships)
-        if (largest := shares.max().item()) < best_share:
+        largest = group_shares(hard_memberships(tokens, current, top_k)).max().item()
+        if largest < best_share:
             best, best_share = current, largest
-        current = current + margins.median() / (1 + i / 10) * (1 - shares * num_groups).clamp(-1, 1)
+        if largest * num_groups < 1.001:
+            break
+        current = current + _shortfall(tokens, current, top_k) / (2 + i / 10)
     return best - best.mean()
+
+
+def _shortfall(scores: Tensor, balance: Tensor, top_k: int) -> Tensor:
+    """``(K,)``: by how much each group's potential would have to rise for that group alone to hold its share of tokens.
+
+    Its share is ``top_k / K`` of all tokens; ``scores`` is ``(N, K)``.
+    """
+    scores = scores + balance
+    last, next_one = scores.topk(top_k + 1, dim=-1).values[..., -2:].split(1, dim=-1)
+    lead = scores - torch.where(scores >= last, next_one, last)  # above what keeps a token out of this group, or would
+    outside = round(len(scores) * (1 - top_k / scores.shape[-1]))
+    return -lead.sort(dim=0).values[max(outside - 1, 0)]
