@@ -2,9 +2,9 @@
 
     python examples/sft_trl.py --base org/base --dataset trl-lib/Capybara --output-dir my-adapter --steps 300
 
-The trainer gets a `FocusConfig` where it would get a `LoraConfig`. Two lines do what `focus-hf train` does by itself:
-`RoutingMonitor` logs the groups, `calibrate` balances them at the end. Needs `pip install trl`. --train-file takes a
-text file instead of a data set, cut into pieces.
+The trainer gets a `FocusConfig` where it would get a `LoraConfig`. Three lines do what `focus-hf train` does by
+itself: `RoutingMonitor` logs the groups, `RoutingSchedule` lets their balance come to rest, `calibrate` balances them
+at the end. Needs `pip install trl`. --train-file takes a text file instead of a data set, cut into pieces.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from trl import SFTConfig, SFTTrainer
 
 import focus_hf
 from focus_hf.hub.save import save_adapter
-from focus_hf.train import RoutingMonitor, calibrate
+from focus_hf.train import RoutingMonitor, RoutingSchedule, calibrate
 
 
 def read_data(name: str | None, file: Path | None, characters: int) -> datasets.Dataset:
@@ -60,6 +60,7 @@ def main() -> None:
     )
     trainer = SFTTrainer(args.base, arguments, train_dataset=data, peft_config=config)
     monitor = RoutingMonitor.attach(trainer)
+    trainer.add_callback(RoutingSchedule(trainer.model))
     trainer.train()
     monitor.raise_if_diverged()
 

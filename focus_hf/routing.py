@@ -257,9 +257,9 @@ def calibrate_balance(scores: Tensor, top_k: int, balance: Tensor | None = None,
 
 
 def _shortfall(scores: Tensor, balance: Tensor, top_k: int) -> Tensor:
-    """``(K,)``: by how much each group's potential would have to rise for that group alone to hold its share of tokens.
+    """By how much each group's potential would have to rise for that group alone to hold its share of the tokens.
 
-    Its share is ``top_k / K`` of all tokens; ``scores`` is ``(N, K)``.
+    ``(N, K)`` scores to ``(K,)``; a group's share is ``top_k / K`` of all tokens.
     """
     scores = scores + balance
     last, next_one = scores.topk(top_k + 1, dim=-1).values[..., -2:].split(1, dim=-1)

@@ -94,7 +94,7 @@ class _WithBalanceLoss(torch.autograd.Function):
         return grad + ctx.gradient
 
 
-def no_step(scores: Tensor, balance: Tensor, top_k: int, valid: Any = None) -> Tensor:
+def no_step(scores: Tensor, balance: Tensor, top_k: int, valid: Any = None, rate: float = 0.0) -> Tensor:
     """The balance potentials stay where they are."""
     return torch.zeros_like(balance)
 

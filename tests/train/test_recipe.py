@@ -107,17 +107,19 @@ def test_windows_of_a_text():
     assert join([[1, 2]], between=9).tolist() == [1, 2]
 
 
-def test_the_schedule_closes_the_gate_and_lets_go():
+def test_the_schedule_closes_the_gate_lets_balance_come_to_rest_and_lets_go():
     model = focus_model("llama")
     schedule = RoutingSchedule(model, gate=(1.0, 8.0), reached_at=0.5)
-    layer, seen = focus_layers(model)[0], []
+    layer, seen, rates = focus_layers(model)[0], [], []
     for step in range(5):
         state = type("State", (), {"global_step": step, "max_steps": 4})
         schedule.on_step_begin(None, state, None)
         seen.append(layer.gate_strength)
+        rates.append(layer.balance_rate)
+    assert rates == pytest.approx([0.2, 0.2 * (0.5 + math.sqrt(0.125)), 0.1, 0.2 * (0.5 - math.sqrt(0.125)), 0.0])
     assert seen == pytest.approx([1.0, math.sqrt(8), 8.0, 8.0, 8.0])
     schedule.on_train_end(None, None, None)
-    assert layer.gate_strength is None
+    assert layer.gate_strength is None and layer.balance_rate == 0.2
     for wrong in ({"gate": (0.0, 8.0)}, {"reached_at": 0.0}, {"reached_at": 1.5}):
         with pytest.raises(ValueError, match=f"RoutingSchedule: {next(iter(wrong))} must be"):
             RoutingSchedule(model, **wrong)

@@ -92,6 +92,9 @@ def test_balance_follows_the_batches_once_per_step():
         model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
     expected = first + routing.balance_step(seen[layer.name], first, layer.routing_config.top_k)
     torch.testing.assert_close(layer.focus_balance["default"].data, expected)
+    layer.balance_rate = 0.0
+    model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
+    torch.testing.assert_close(layer.focus_balance["default"].data, expected)
 
 
 def test_calibrate_needs_batches():
