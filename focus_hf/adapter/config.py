@@ -39,7 +39,7 @@ class FocusConfig(PeftConfig, FocusSettings):
         gate (`str`): What training does with distant pairs of different groups. With ``"hard"`` they are not attended,
             as in inference, and gradients say what attending to them would change. ``"additive"`` and
             ``"multiplicative"`` (the paper's) are soft: such pairs become weaker.
-        sharpness (`float`): With the hard gate: standard deviation of the scores in the softmax that gradients go
+        sharpness (`float`): With the hard gate: spread of the median token's scores in the softmax that gradients go
             through. Smaller lets more tokens be undecided between groups.
         gate_strength (`float`): ``lambda``, how strongly a soft gate acts when training starts from this config. A
             training schedule may change it while it runs.
