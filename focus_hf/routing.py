@@ -172,8 +172,9 @@ def balance_step(
     scores, weights = scores.detach(), _token_weights(scores, valid)
     if top_k == scores.shape[-1]:
         return torch.zeros_like(scores[0, 0])
-    memberships, margins = _memberships_and_margins(scores, balance, top_k)
-    shares = (memberships.float() * weights).sum(dim=-2) / top_k
+    last, next_one = (scores + balance).topk(top_k + 1, dim=-1).values[..., -2:].split(1, dim=-1)
+    margins = last - next_one  # how far each token is from another group
+    shares = (hard_memberships(scores, balance, top_k).float() * weights).sum(dim=-2) / top_k
     step = (_median(margins, valid)[:, 0] * (1 - shares.shape[-1] * shares)).mean(dim=0)
     return rate * (step - step.mean())
 
@@ -193,13 +194,6 @@ def hard_memberships(scores: Tensor, balance: Tensor, top_k: int) -> Tensor:
     """
     chosen = (scores + balance).topk(top_k, dim=-1).indices
     return torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, chosen, True)
-
-
-def _memberships_and_margins(scores: Tensor, balance: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
-    """`hard_memberships` for ``top_k < K``, and how far each token is from another group, ``(..., 1)``."""
-    ranked = (scores + balance).topk(top_k + 1, dim=-1)
-    memberships = torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, ranked.indices[..., :top_k], True)
-    return memberships, ranked.values[..., -2:-1] - ranked.values[..., -1:]
 
 
 def straight_through(hard: Tensor, soft: Tensor) -> Tensor:
