@@ -24,7 +24,8 @@ from huggingface_hub import snapshot_download
 from transformers.cli.transformers import app
 
 import focus_hf  # noqa: F401  registers the adapter type
-from focus_hf.hub import adapter_folder, read_config
+from focus_hf.hub import adapter_folder
+from focus_hf.records import read_config
 
 #: Files of a base model: weights, configuration, tokenizer, chat template.
 BASE_FILES = ["*.safetensors", "*.json", "*.model", "*.txt", "*.jinja"]

@@ -18,7 +18,7 @@ from transformers import AutoTokenizer
 from trl import SFTConfig, SFTTrainer
 
 import focus_hf
-from focus_hf.hub.save import save_adapter
+from focus_hf.adapter.save import save_adapter
 from focus_hf.train import RoutingMonitor, RoutingSchedule, calibrate
 
 

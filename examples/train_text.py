@@ -14,7 +14,7 @@ import os
 
 import torch
 
-from focus_hf.hub.results import mode_name
+from focus_hf.records.results import mode_name
 from focus_hf.train import TrainRecipe, train
 
 

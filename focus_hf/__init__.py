@@ -5,7 +5,8 @@ that ``model.load_adapter("org/name")`` works.
 """
 
 from .adapter import FocusConfig, FocusLayer, FocusModel, set_routing
-from .hub import FocusModelCard, pull, push_to_hub
+from .card import FocusModelCard
+from .hub import pull, push_to_hub
 from .interpret import GroupReport, group_report
 
 __version__ = "0.1.0"

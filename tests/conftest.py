@@ -24,6 +24,15 @@ def tiny(tmp_path_factory):
     return make_base(tmp_path_factory.mktemp("tiny"))
 
 
+@pytest.fixture
+def adapter(tmp_path):
+    """Folder of a tiny adapter, saved by this package."""
+    from focus_hf.adapter.save import save_adapter
+    from tests.families import focus_model
+
+    return save_adapter(focus_model("llama"), tmp_path / "adapter")
+
+
 def pytest_collection_modifyitems(config, items):
     """Slow tests run when they are asked for; GPU tests where there is one."""
     if "slow" not in (config.getoption("-m") or ""):

@@ -13,8 +13,9 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from ..files import write_atomically
-from ..hub import Results, adapter_folder, check_writable, load_results, read_config, save_results
+from ..hub import adapter_folder
 from ..machine import environment, require, summary
+from ..records import Results, check_writable, load_results, read_config, save_results
 from .attention import bench_attention, bench_decode
 from .memory import bench_memory
 from .model import bench_model

@@ -34,7 +34,7 @@ def hub(
     ] = None,
 ) -> None:
     """Run a Hugging Face Hub on this machine; its pages are for the browser, too."""
-    from ..hub.server import User, serve
+    from ..local_hub import User, serve
 
     stderr().print(f"Local Hub of {root}: set HF_ENDPOINT=http://{host}:{port}. Stop it with Ctrl-C.", soft_wrap=True)
     users = None
@@ -127,9 +127,10 @@ def card(
     """Make the card of an adapter from its files; what a person wrote in README.md stays."""
     from huggingface_hub import HfApi
 
-    from ..hub import FocusModelCard, read_config
+    from ..card import FocusModelCard
+    from ..card.card import CARD, is_ours, read_card
     from ..hub.base import base_facts
-    from ..hub.card import CARD, is_ours, read_card
+    from ..records import read_config
 
     name = base_model or read_config(adapter).base_model_name_or_path or ""
     base = base_facts(name, HfApi(library_name="focus_hf")) if name and not Path(name).is_dir() else None

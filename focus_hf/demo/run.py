@@ -23,14 +23,16 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
 from ..adapter import FocusConfig
+from ..adapter.save import save_adapter
+from ..card import FocusModelCard
 from ..evaluate import QualityRow, quality_figure, quality_table
 from ..evaluate.report import tables
 from ..evaluate.sample import take_sample
-from ..hub import Evaluation, FocusModelCard, Results, push_to_hub, save_results
-from ..hub.adapter_files import weights_hash
-from ..hub.save import save_adapter
-from ..hub.server import LocalHub
+from ..hub import push_to_hub
+from ..local_hub import LocalHub
 from ..machine import measured_with
+from ..records import Evaluation, Results, save_results
+from ..records.adapter_files import weights_hash
 from ..train import RichProgress, tokenize_windows, train_centroids
 from .tiny_base import python_topics, train_tiny_base
 

@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.progress import Progress
 
 from ..files import write_atomically
-from ..hub import Results, check_writable, load_results, save_results
-from ..hub.adapter_files import weights_hash
 from ..machine import check_device, measured_with, require
+from ..records import Results, check_writable, load_results, save_results
+from ..records.adapter_files import weights_hash
 from ..texts import Texts, TextSource
 from .figures import position_figure, quality_figure, retrieval_figure
 from .harness import run_tasks

@@ -85,7 +85,7 @@ def retrieval_figure(rows: Sequence[dict[str, Any]], path: str | os.PathLike[str
     """Information retrieved from far back against length, one line for each mode. See `quality_figure`.
 
     Args:
-        rows: as `focus_hf.hub.Results.retrieval`.
+        rows: as `focus_hf.records.Results.retrieval`.
         path: file to write.
     """
     figure, axes = _axes()

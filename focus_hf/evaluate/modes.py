@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ..adapter import FocusLayer, focus_layers, routing_mode, set_routing
-from ..hub.results import mode_name
+from ..records.results import mode_name
 
 #: Dense (adapter off), window and sinks only, the gated attention of training, and Focus as it runs.
 MODES = ("dense", "local", "soft", "hard")

@@ -8,7 +8,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from ..hub import Evaluation, Results
+from ..records import Evaluation, Results
 from .modes import Mode
 
 

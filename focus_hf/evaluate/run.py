@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from ..adapter import FocusConfig, focus_layers
 from ..attention import HARD_GATE
-from ..hub import Evaluation, Results, adapter_folder, read_config
+from ..hub import adapter_folder
 from ..machine import measured_with
+from ..records import Evaluation, Results, read_config
 from ..texts import Texts
 from .modes import Mode, list_modes
 from .perplexity import SlidingWindows

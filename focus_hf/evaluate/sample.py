@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..adapter import FocusLayer, focus_layers, observe_routing, routing_mode
 from ..files import write_atomically
-from ..hub.adapter_files import SAMPLE_FILE, AdapterFileError, read_json
+from ..records.adapter_files import SAMPLE_FILE, AdapterFileError, read_json
 from .modes import device_of, in_evaluation
 
 SCHEMA = 1
@@ -71,7 +71,7 @@ def take_sample(model: nn.Module, ids: Tensor, weights_sha256: str = "") -> Toke
     Args:
         model: with an active Focus adapter.
         ids: token ids ``(n,)``; at most `LENGTH` of them are taken.
-        weights_sha256: of the adapter, see `focus_hf.hub.adapter_files.weights_hash`.
+        weights_sha256: of the adapter, see `focus_hf.records.adapter_files.weights_hash`.
     """
     ids = ids[:LENGTH]
     groups: dict[str, list[int]] = {}

@@ -9,9 +9,9 @@ from typing import Any
 from rich.progress import Progress
 
 from ..evaluate import load_adapted
-from ..hub.adapter_files import GROUPS_FILE
 from ..interpret import GroupReport
 from ..machine import check_device, require
+from ..records.adapter_files import GROUPS_FILE
 from ..texts import TextSource
 from .data import ExplorerData, perplexity
 from .page import Page, render, write

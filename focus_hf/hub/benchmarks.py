@@ -11,8 +11,8 @@ from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, Repositor
 from huggingface_hub.utils import HFValidationError
 
 from ..files import write_atomically
+from ..records.results import Results
 from .errors import is_connection
-from .results import Results
 
 FOLDER = ".eval_results"
 

@@ -9,10 +9,10 @@ from typing import Any
 
 from huggingface_hub import HfApi
 
-from .adapter_files import WEIGHTS_FILE, AdapterConfig, check_adapter, weights_hash
+from ..records.adapter_files import WEIGHTS_FILE, AdapterConfig, check_adapter, weights_hash
+from ..records.results import Results, load_results
 from .errors import hub_errors
 from .pull import look_at_remote
-from .results import Results, load_results
 
 
 def adapter_info(

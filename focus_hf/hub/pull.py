@@ -12,7 +12,7 @@ from pathlib import Path
 from huggingface_hub import HfApi, ModelInfo, hf_hub_download, hf_hub_url, snapshot_download
 from huggingface_hub.utils import SafetensorsFileMetadata, build_hf_headers, get_session, hf_raise_for_status
 
-from .adapter_files import (
+from ..records.adapter_files import (
     ADAPTER_FILES,
     CONFIG_FILE,
     RESULTS_FILE,
@@ -94,16 +94,6 @@ def adapter_folder(adapter: str | os.PathLike[str], *, revision: str | None = No
         check_adapter(name)
         return Path(name)
     return pull(name, revision=revision)
-
-
-def check_writable(adapter: str) -> None:
-    """Make sure that an adapter is a folder of the user's, into which files may be put.
-
-    Raises:
-        ValueError: it is on the Hub, and what lies on this machine is a cache.
-    """
-    if not os.path.isdir(adapter):
-        raise ValueError(f"--write puts files into the adapter's folder: pull {adapter} into one first.")
 
 
 @dataclass(frozen=True)

@@ -17,15 +17,16 @@ from typing import Any
 from huggingface_hub import CommitInfo, CommitOperationAdd, HfApi
 from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
 
+from ..card.card import CARD, FocusModelCard, is_ours, own_words, read_card, read_metadata
+from ..card.metadata import check_hub_id
+from ..card.sections import CardText
 from ..files import write_atomically
-from .adapter_files import ADAPTER_FILES, CONFIG_FILE, check_adapter, read_json
-from .base import BaseFacts, base_facts, check_fits
+from ..records.adapter_files import ADAPTER_FILES, CONFIG_FILE, check_adapter, read_json
+from ..records.base_model import BaseFacts, check_fits
+from ..records.results import Results, load_results, save_results
+from .base import base_facts
 from .benchmarks import write_benchmark_results
-from .card import CARD, FocusModelCard, is_ours, own_words, read_card, read_metadata
-from .card_metadata import check_hub_id
-from .card_sections import CardText
 from .errors import HubError, hub_errors
-from .results import Results, load_results, save_results
 
 #: How often a push starts again because somebody else pushed something that does not concern it.
 _TRIES = 3
@@ -156,7 +157,7 @@ def _gather(model_or_folder: Any, target: Path, adapter_name: str | None, result
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source / name, target / name)
     else:
-        from .save import save_adapter
+        from ..adapter.save import save_adapter
 
         save_adapter(model_or_folder, target, adapter_name)
     if results is not None:

@@ -11,9 +11,9 @@ from typing import Any
 from huggingface_hub import HfApi, ModelInfo
 from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, RepositoryNotFoundError
 
-from .adapter_files import CONFIG_FILE, GROUPS_FILE, AdapterFileError, read_config
+from ..records.adapter_files import CONFIG_FILE, GROUPS_FILE, AdapterFileError, read_config
+from ..records.group_report import GroupReport
 from .errors import hub_errors
-from .group_report import GroupReport
 
 #: Orders, best first.
 SORTS = ("downloads", "likes", "date", "perplexity")

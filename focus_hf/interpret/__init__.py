@@ -1,6 +1,6 @@
 """What each group of tokens means, measured, with evidence. Needs the extra ``focus-hf[interpret]``."""
 
-from ..hub.group_report import GroupFacts, GroupReport, LayerFacts
+from ..records.group_report import GroupFacts, GroupReport, LayerFacts
 from .agreement import Agreement, agreement
 from .match import LayerMatch, Match, match_adapters, match_groups
 from .run import group_report

@@ -14,10 +14,10 @@ from rich.text import Text
 
 from ..evaluate import load_adapted
 from ..files import write_atomically
-from ..hub import check_writable
-from ..hub.adapter_files import GROUPS_FILE, weights_hash
-from ..hub.group_report import GroupReport
 from ..machine import check_device, require
+from ..records import check_writable
+from ..records.adapter_files import GROUPS_FILE, weights_hash
+from ..records.group_report import GroupReport
 from ..texts import TextSource, hash_of
 from .figures import save_plots, short_name
 from .match import SAME, LayerMatch, match_adapters

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..files import write_atomically
-from ..hub.group_report import GroupReport, LayerFacts
+from ..records.group_report import GroupReport, LayerFacts
 
 #: Okabe and Ito's colours, and two greys.
 COLOURS = (

@@ -12,8 +12,8 @@ import numpy as np
 from torch import nn
 
 from ..adapter import focus_layers
-from ..hub.group_report import GroupFacts, GroupReport, LayerFacts
 from ..machine import measured_with
+from ..records.group_report import GroupFacts, GroupReport, LayerFacts
 from .agreement import agreement, category_label, contextual_share, lookup_table, random_table
 from .collect import Collected, LayerCounts, Window, collect
 from .distance import DistantAttention, distant_attention

@@ -19,16 +19,17 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, TrainerCallback, set_seed
 
+from ..adapter.save import save_adapter
 from ..attention import HARD_GATE
+from ..card import FocusModelCard
+from ..card.card import CARD, is_ours, read_card
+from ..card.metadata import check_hub_id
 from ..evaluate import EvaluationPlan, QualityRow, TokenText, evaluate, perplexity, quality_figure
 from ..evaluate.sample import take_sample
 from ..files import write_atomically
-from ..hub import FocusModelCard, Results, save_results
-from ..hub.adapter_files import CONFIG_FILE, GROUPS_FILE, WEIGHTS_FILE, weights_hash
 from ..hub.base import commit_of
-from ..hub.card import CARD, is_ours, read_card
-from ..hub.card_metadata import check_hub_id
-from ..hub.save import save_adapter
+from ..records import Results, save_results
+from ..records.adapter_files import CONFIG_FILE, GROUPS_FILE, WEIGHTS_FILE, weights_hash
 from ..texts import Texts, TextSource, cut
 from .calibration import calibrate
 from .checkpoints import last_checkpoint, load_base_weights, save_base

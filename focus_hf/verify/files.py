@@ -9,11 +9,12 @@ from pathlib import Path
 
 from safetensors import safe_open
 
+from ..card import FocusModelCard
+from ..card.card import is_ours, read_card
+from ..card.sections import CardText, Section
 from ..evaluate.sample import TokenSample
-from ..hub import AdapterConfig, FocusModelCard, GroupReport, Results
-from ..hub.adapter_files import GROUPS_FILE, WEIGHTS_FILE, weights_hash
-from ..hub.card import is_ours, read_card
-from ..hub.card_sections import CardText, Section
+from ..records import AdapterConfig, GroupReport, Results
+from ..records.adapter_files import GROUPS_FILE, WEIGHTS_FILE, weights_hash
 from .claims import DIFFERS, HOLDS, Claim, same, unchecked
 
 

@@ -10,9 +10,9 @@ from torch import nn
 
 from ..evaluate import SlidingWindows, list_modes, measure_quality
 from ..evaluate.sample import TokenSample, same_groups, take_sample
-from ..hub import Evaluation, GroupReport, Results
-from ..hub.results import mode_name
 from ..interpret import group_report, read_treebank
+from ..records import Evaluation, GroupReport, Results
+from ..records.results import mode_name
 from ..texts import cut, hash_of, read_again
 from ..train.calibration import largest_groups
 from .claims import DIFFERS, HOLDS, Claim, close, unchecked

@@ -183,8 +183,8 @@ def test_adapter_file_missing(adapter):
     for load in load_both_ways(adapter):  # the libraries' own errors: they look on the Hub next
         with pytest.raises((OSError, ValueError), match="adapter_model|Repo id"):
             load()
-    with pytest.raises(focus_hf.hub.AdapterFileError, match="adapter_model.safetensors does not exist.*again"):
-        focus_hf.hub.check_adapter(adapter)
+    with pytest.raises(focus_hf.records.AdapterFileError, match="adapter_model.safetensors does not exist.*again"):
+        focus_hf.records.check_adapter(adapter)
 
 
 def test_adapter_file_cut_short(adapter):
@@ -193,8 +193,8 @@ def test_adapter_file_cut_short(adapter):
     for load in load_both_ways(adapter):
         with pytest.raises(Exception, match="incomplete|not fully covered|corrupt"):
             load()
-    with pytest.raises(focus_hf.hub.AdapterFileError, match="adapter_model.safetensors is damaged or cut short"):
-        focus_hf.hub.check_adapter(adapter)
+    with pytest.raises(focus_hf.records.AdapterFileError, match="adapter_model.safetensors is damaged or cut short"):
+        focus_hf.records.check_adapter(adapter)
 
 
 def test_two_focus_adapters_at_once(adapter):

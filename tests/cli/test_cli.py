@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from focus_hf.adapter.save import save_adapter
 from focus_hf.cli import app, load_commands
-from focus_hf.hub.save import save_adapter
-from focus_hf.hub.server import LocalHub
+from focus_hf.local_hub import LocalHub
 from tests.families import focus_model, httpx
 
 

@@ -1,13 +1,11 @@
-"""A local Hub, its client, and an adapter to push."""
+"""A local Hub and its client."""
 
 from __future__ import annotations
 
 import pytest
 from huggingface_hub import HfApi
 
-from focus_hf.hub.save import save_adapter
-from focus_hf.hub.server import LocalHub
-from tests.families import focus_model
+from focus_hf.local_hub import LocalHub
 
 
 @pytest.fixture(scope="module")
@@ -19,11 +17,6 @@ def hub(tmp_path_factory):
 @pytest.fixture
 def api(hub):
     return HfApi(endpoint=hub.endpoint, token="t")
-
-
-@pytest.fixture
-def adapter(tmp_path):
-    return save_adapter(focus_model("llama"), tmp_path / "adapter")
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import sys
 from huggingface_hub import HfApi
 
 from focus_hf.hub.base import commit_of
-from focus_hf.hub.server import LocalHub
+from focus_hf.local_hub import LocalHub
 
 TRAIN = """
 import sys

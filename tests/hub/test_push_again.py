@@ -12,8 +12,9 @@ import pytest
 from huggingface_hub import HfApi, hf_hub_download
 
 import focus_hf
-from focus_hf.hub import HubError, PushPlan, save_results
-from focus_hf.hub.save import save_adapter
+from focus_hf.adapter.save import save_adapter
+from focus_hf.hub import HubError, PushPlan
+from focus_hf.records import save_results
 from tests.families import base_model, focus_model
 from tests.hub.test_push_pull import RESULTS, change_weights
 from tests.hub.test_search import report

@@ -14,16 +14,9 @@ from peft import PeftModel
 from safetensors.torch import load_file, save_file
 
 import focus_hf
-from focus_hf.hub import (
-    AdapterFileError,
-    Evaluation,
-    HubError,
-    Results,
-    check_adapter,
-    load_results,
-    save_results,
-)
-from focus_hf.hub.server import LocalHub
+from focus_hf.hub import HubError
+from focus_hf.local_hub import LocalHub
+from focus_hf.records import AdapterFileError, Evaluation, Results, check_adapter, load_results, save_results
 from tests.families import FAMILIES, base_model, focus_model, logits, token_ids
 
 IDS = token_ids()

@@ -11,11 +11,12 @@ import pytest
 from huggingface_hub import HfApi
 
 import focus_hf
-from focus_hf.hub import Evaluation, HubError, Results, save_results, search
-from focus_hf.hub.group_report import GroupFacts, GroupReport, LayerFacts
+from focus_hf.adapter.save import save_adapter
+from focus_hf.hub import HubError, search
 from focus_hf.hub.info import adapter_info
-from focus_hf.hub.save import save_adapter
-from focus_hf.hub.server import LocalHub
+from focus_hf.local_hub import LocalHub
+from focus_hf.records import Evaluation, Results, save_results
+from focus_hf.records.group_report import GroupFacts, GroupReport, LayerFacts
 from tests.families import focus_model, httpx
 
 

@@ -15,11 +15,12 @@ import uvicorn
 from huggingface_hub import HfApi
 
 import focus_hf
-from focus_hf.hub import AdapterFileError, HubError
+from focus_hf.adapter.save import save_adapter
+from focus_hf.hub import HubError
 from focus_hf.hub.errors import hub_errors
-from focus_hf.hub.save import save_adapter
-from focus_hf.hub.server import LocalHub
-from focus_hf.hub.server.app import create_app
+from focus_hf.local_hub import LocalHub
+from focus_hf.local_hub.app import create_app
+from focus_hf.records import AdapterFileError
 from tests.families import focus_model
 
 

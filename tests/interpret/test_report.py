@@ -16,12 +16,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 import focus_hf
 from focus_hf import FocusConfig, GroupReport, group_report
 from focus_hf.adapter import focus_layers, observe_attention, observe_routing
+from focus_hf.adapter.save import save_adapter
 from focus_hf.attention import Pattern, attended_pairs
-from focus_hf.hub import AdapterFileError
-from focus_hf.hub.save import save_adapter
 from focus_hf.interpret.collect import Window
 from focus_hf.interpret.distance import distant_attention
 from focus_hf.interpret.figures import save_plots, strip_figure
+from focus_hf.records import AdapterFileError
 from tests.cli.test_cli import focus_hf as run
 from tests.families import FAMILIES, focus_model, token_ids, unbalance
 from tests.interpret.test_parts import BAD, GOOD

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, TrainerCallback
 
 import focus_hf
-from focus_hf.hub import check_adapter, load_results
+from focus_hf.records import check_adapter, load_results
 from focus_hf.train import RichProgress, TrainingDiverged, TrainRecipe, last_checkpoint, train
 from focus_hf.train.checkpoints import BASE_WEIGHTS
 

@@ -9,11 +9,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from focus_hf.card import FocusModelCard
+from focus_hf.card.card import read_card
 from focus_hf.evaluate import load_adapted
 from focus_hf.evaluate.sample import TokenSample, same_groups, take_sample
-from focus_hf.hub import AdapterFileError, FocusModelCard, load_results
-from focus_hf.hub.adapter_files import weights_hash
-from focus_hf.hub.card import read_card
+from focus_hf.records import AdapterFileError, load_results
+from focus_hf.records.adapter_files import weights_hash
 from focus_hf.texts import TextSource, read_again
 from focus_hf.train import TrainRecipe, train
 from focus_hf.verify import DIFFERS, HOLDS, UNCHECKED, verify

@@ -11,9 +11,9 @@ from huggingface_hub import EvalResult
 from huggingface_hub.repocard_data import eval_results_to_model_index
 from huggingface_hub.utils import HFValidationError, validate_repo_id
 
-from .adapter_files import AdapterConfig
-from .base import BaseFacts
-from .results import Results, mode_name
+from ..records.adapter_files import AdapterConfig
+from ..records.base_model import BaseFacts
+from ..records.results import Results, mode_name
 
 #: Tags by which a Focus adapter is found.
 TAGS = ("focus", "peft", "sparse-attention")
@@ -35,7 +35,7 @@ def make_metadata(
         repo_id: where it is.
         base: Hub id of the base model.
         results: measured quality.
-        groups: what its groups are about, see `focus_hf.hub.GroupReport`.
+        groups: what its groups are about, see `focus_hf.records.GroupReport`.
     """
     focus: dict[str, Any] = {
         name: getattr(config, name) for name in ("num_groups", "top_k", "local_window", "sink_tokens")

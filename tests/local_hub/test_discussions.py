@@ -6,7 +6,7 @@ import pytest
 from huggingface_hub import CommitOperationAdd, HfApi
 from huggingface_hub.errors import HfHubHTTPError
 
-from focus_hf.hub.server import LocalHub, routes_discussions
+from focus_hf.local_hub import LocalHub, routes_discussions
 
 USERS = {"ada": "ada", "bob": "bob", "eve": "eve"}
 

@@ -8,7 +8,7 @@ import pytest
 from huggingface_hub import HfApi, ModelCard, hf_hub_download
 from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
 
-from focus_hf.hub.server import LocalHub, User
+from focus_hf.local_hub import LocalHub, User
 from tests.families import httpx
 
 USERS = {

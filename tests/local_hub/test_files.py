@@ -14,7 +14,7 @@ import pytest
 from huggingface_hub import CommitOperationAdd, CommitOperationCopy, HfApi, constants, hf_hub_download
 from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
 
-from focus_hf.hub.server import LocalHub, lfs, run
+from focus_hf.local_hub import LocalHub, lfs, run
 from tests.families import httpx
 
 USERS = {"ada-w": "ada", "bob-w": "bob"}

@@ -8,12 +8,13 @@ from huggingface_hub import ModelCard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from focus_hf.hub import Evaluation, FocusModelCard, Results, save_results
-from focus_hf.hub.adapter_files import AdapterConfig
-from focus_hf.hub.base import BaseFacts, check_fits
-from focus_hf.hub.card_metadata import check_finite, merge_metadata
-from focus_hf.hub.card_sections import CardText, Section
-from focus_hf.hub.save import save_adapter
+from focus_hf.adapter.save import save_adapter
+from focus_hf.card import FocusModelCard
+from focus_hf.card.metadata import check_finite, merge_metadata
+from focus_hf.card.sections import CardText, Section
+from focus_hf.records import Evaluation, Results, save_results
+from focus_hf.records.adapter_files import AdapterConfig
+from focus_hf.records.base_model import BaseFacts, check_fits
 from tests.families import focus_model
 from tests.hub.test_push_pull import RESULTS, ROWS
 

@@ -18,7 +18,7 @@ from dulwich.objects import Blob, Commit, ObjectID
 from dulwich.refs import check_ref_format
 from dulwich.repo import Repo
 
-from ...files import write_atomically
+from ..files import write_atomically
 from .errors import HubAnswer
 from .locks import WriteLock
 

@@ -27,7 +27,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from focus_hf.hub.server import LocalHub
+from focus_hf.local_hub import LocalHub
 from tests.families import httpx
 
 CARD = """---

@@ -196,3 +196,13 @@ def refuse_pickles(names: Sequence[str], source: str) -> None:
             f"{source} holds {pickles[0]}, a pickle, which can run code when it is loaded. "
             f"Focus adapters are {WEIGHTS_FILE} only; remove the file."
         )
+
+
+def check_writable(adapter: str) -> None:
+    """Make sure that an adapter is a folder of the user's, into which files may be put.
+
+    Raises:
+        ValueError: it is on the Hub, and what lies on this machine is a cache.
+    """
+    if not os.path.isdir(adapter):
+        raise ValueError(f"--write puts files into the adapter's folder: pull {adapter} into one first.")

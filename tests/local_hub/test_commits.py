@@ -14,7 +14,7 @@ import pytest
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, RevisionNotFoundError
 
-from focus_hf.hub.server import LocalHub
+from focus_hf.local_hub import LocalHub
 from tests.families import httpx
 
 HEADERS = {"Authorization": "Bearer t"}

@@ -12,9 +12,9 @@ from peft import get_peft_model_state_dict
 from safetensors.torch import save
 
 from .. import ranks
-from ..adapter import FocusConfig
 from ..files import write_atomically
-from .adapter_files import CONFIG_FILE, WEIGHTS_FILE
+from ..records.adapter_files import CONFIG_FILE, WEIGHTS_FILE
+from .config import FocusConfig
 
 #: Prefix of PEFT's saved names; a plain transformers model has none of its own.
 _PEFT_PREFIX = "base_model.model."

@@ -14,12 +14,12 @@ from jinja2 import FileSystemLoader, StrictUndefined, TemplateError
 from jinja2.sandbox import SandboxedEnvironment
 
 from ..escape import escape
-from .adapter_files import GROUPS_FILE, WEIGHTS_FILE, AdapterFileError, check_adapter, weights_hash
-from .base import BaseFacts
-from .card_metadata import check_finite, check_hub_id, inherited, make_metadata, merge_metadata
-from .card_sections import CardText
-from .group_report import GroupReport
-from .results import Results, load_results, mode_name
+from ..records.adapter_files import GROUPS_FILE, WEIGHTS_FILE, AdapterFileError, check_adapter, weights_hash
+from ..records.base_model import BaseFacts
+from ..records.group_report import GroupReport
+from ..records.results import Results, load_results, mode_name
+from .metadata import check_finite, check_hub_id, inherited, make_metadata, merge_metadata
+from .sections import CardText
 
 #: What a card is called in a repository.
 CARD = "README.md"

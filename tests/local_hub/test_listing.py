@@ -11,7 +11,7 @@ from huggingface_hub import HfApi, constants
 from huggingface_hub.errors import HfHubHTTPError
 from safetensors.torch import save
 
-from focus_hf.hub.server import LocalHub
+from focus_hf.local_hub import LocalHub
 from tests.families import httpx
 
 USERS = {"ada": "ada", "bob": "bob"}

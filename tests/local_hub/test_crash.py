@@ -14,10 +14,10 @@ from functools import partial
 import pytest
 from huggingface_hub import HfApi
 
-from focus_hf.hub.server import LocalHub, serve
-from focus_hf.hub.server.discussions import new_discussion, pull_request_ref
-from focus_hf.hub.server.repository import Changes
-from focus_hf.hub.server.storage import Storage
+from focus_hf.local_hub import LocalHub, serve
+from focus_hf.local_hub.discussions import new_discussion, pull_request_ref
+from focus_hf.local_hub.repository import Changes
+from focus_hf.local_hub.storage import Storage
 from tests.families import httpx
 
 LARGE = os.urandom(400_000)

@@ -37,7 +37,7 @@ def page(name: str, status: int = 200, **values: Any) -> HTMLResponse:
 
 def _folder() -> Path:
     """Where the templates are: inside an installed package, beside it in a source checkout."""
-    package = Path(__file__).resolve().parents[2]
+    package = Path(__file__).resolve().parents[1]
     installed = package / "hub_templates"
     return installed if installed.is_dir() else package.parent / "hub_templates"
 

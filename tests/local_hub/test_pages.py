@@ -8,8 +8,8 @@ from html.parser import HTMLParser
 import pytest
 from huggingface_hub import CommitOperationAdd, HfApi
 
-from focus_hf.hub.server import LocalHub
-from focus_hf.hub.server.markdown import to_html
+from focus_hf.local_hub import LocalHub
+from focus_hf.local_hub.markdown import to_html
 from tests.families import httpx
 
 PNG = b"\x89PNG\r\n\x1a\n picture"
