@@ -21,22 +21,26 @@ _METADATA = Annotated[
 _TEMPLATE = Annotated[Path | None, typer.Option(help="A Jinja template of your own for the card.", exists=True)]
 
 
-@app.command(
-    epilog="Example: focus-hf hub --root ./hub --port 8888, then HF_ENDPOINT=http://127.0.0.1:8888 python ..."
-)
+@app.command(epilog="Example: focus-hf hub --root ./hub --port 8888")
 def hub(
     root: Annotated[Path, typer.Option(help="Folder that holds the repositories.")] = Path("focus-hub"),
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on.", min=1, max=65535)] = 8888,
     token: Annotated[
         list[str] | None,
-        typer.Option(help="A user's token, as user:token or user:token:read; may be repeated. Without, any will do."),
+        typer.Option(
+            help="A user's token, as user:token or user:token:read; may be repeated. Without, there is one user, "
+            "demo, with a token of the Hub's own making."
+        ),
+    ] = None,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(help="A name by which it may be asked, besides localhost and --host; may be repeated."),
     ] = None,
 ) -> None:
     """Run a Hugging Face Hub on this machine; its pages are for the browser, too."""
-    from ..local_hub import User, serve
+    from ..local_hub import TOKEN_FILE, User, owner_token, serve
 
-    stderr().print(f"Local Hub of {root}: set HF_ENDPOINT=http://{host}:{port}. Stop it with Ctrl-C.", soft_wrap=True)
     users = None
     if token:
         users = {}
@@ -48,7 +52,16 @@ def hub(
             if role not in ("", "read", "write"):
                 raise ValueError(f"--token: a token is for read or write, got {role!r}.")
             users[secret] = User(name, "read" if role == "read" else "write")
-    serve(root, host, port, users=users)
+    settings = [f"HF_ENDPOINT=http://{f'[{host}]' if ':' in host else host}:{port}"]
+    if users is None:
+        settings += [f"HF_TOKEN={owner_token(root)} (or HF_TOKEN_PATH={root / TOKEN_FILE})"]
+    stderr().print(
+        f"Local Hub of {root}: set {' and '.join(settings)}. Stop it with Ctrl-C.",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
+    serve(root, host, port, users=users, allow_hosts=allow_host or ())
 
 
 @app.command(epilog="Example: focus-hf push ./adapter me/llama-focus --dry-run")

@@ -113,7 +113,7 @@ def run_demo(
 
     console.print("\n[bold]Share it[/bold]: push to a Hub on this machine, then load it from there in a fresh process")
     with LocalHub(out / "hub") as hub:
-        api = HfApi(endpoint=hub.endpoint, token="demo")
+        api = HfApi(endpoint=hub.endpoint, token=hub.token)
         api.create_repo("demo/base", exist_ok=True)
         api.upload_folder(repo_id="demo/base", folder_path=base_folder)
         push_to_hub(
@@ -122,7 +122,7 @@ def run_demo(
             base_model="demo/base",
             license="other",
             endpoint=hub.endpoint,
-            token="demo",
+            token=hub.token,
         )
         visit = _visit(model, validation[:1], hub.endpoint, out)
 
@@ -185,6 +185,7 @@ def _visit(model: nn.Module, input_ids: Tensor, endpoint: str, out: Path) -> dic
     expected, answer = out / "expected.safetensors", out / "visit.json"
     save_file({"input_ids": input_ids.contiguous(), "logits": model(input_ids=input_ids).logits}, expected)
     environment = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HOME": str(out / "visitor-cache")}
+    environment["HF_HUB_DISABLE_IMPLICIT_TOKEN"] = "1"  # the visitor is nobody, whoever is logged in elsewhere
     environment.pop("HF_HUB_OFFLINE", None)
     done = subprocess.run(
         [sys.executable, "-m", "focus_hf.demo.visitor", "demo/focus", str(expected), str(answer)],

@@ -9,6 +9,6 @@ larger ones set ``HF_HUB_DISABLE_XET=1`` before starting Python, and they go thr
 
 from .app import LFS_THRESHOLD, create_app
 from .run import LocalHub, serve
-from .users import User
+from .users import TOKEN_FILE, User, owner_token
 
-__all__ = ["LFS_THRESHOLD", "LocalHub", "User", "create_app", "serve"]
+__all__ = ["LFS_THRESHOLD", "TOKEN_FILE", "LocalHub", "User", "create_app", "owner_token", "serve"]

@@ -18,9 +18,6 @@ from .users import User
 #: URL segment and storage folder of each repository type.
 KINDS = ("models", "datasets", "spaces")
 
-#: Whom every token stands for where no users are known.
-EVERYBODY = User("demo")
-
 
 @dataclass(frozen=True)
 class Hub:
@@ -28,13 +25,13 @@ class Hub:
 
     Args:
         storage: the repositories.
-        users: user by token; ``None`` accepts any token, as user "demo" who may do everything.
+        users: user by token.
         lfs_threshold: files larger than this many bytes go through LFS instead of the commit itself.
         secret: signs upload addresses.
     """
 
     storage: Storage
-    users: dict[str, User] | None
+    users: dict[str, User]
     lfs_threshold: int
     secret: bytes = field(default_factory=lambda: secrets.token_bytes(32))
 
@@ -42,7 +39,7 @@ class Hub:
         """Whether a user's own tokens may read and write everything in a repository."""
         if user is None:
             return False
-        return self.users is None or repo_id.split("/")[0] in user.namespaces
+        return user.everywhere or repo_id.split("/")[0] in user.namespaces
 
 
 def hub(request: Request) -> Hub:
@@ -58,10 +55,7 @@ def visitor(request: Request) -> User | None:
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not token:
         return None
-    users = hub(request).users
-    if users is None:
-        return EVERYBODY
-    user = users.get(token)
+    user = hub(request).users.get(token)
     if user is None:
         raise HubAnswer(401, "Invalid credentials in Authorization header")
     if user.expired:

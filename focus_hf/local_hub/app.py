@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from urllib.parse import unquote
 
 from starlette.applications import Starlette
@@ -22,9 +22,10 @@ from . import routes_repos as repos
 from . import routes_trees as trees
 from .access import Hub
 from .errors import HubAnswer, answer, gone
+from .hosts import OnlyKnownHosts
 from .locks import Gone
 from .storage import Storage
-from .users import User, users_by_token
+from .users import OWNER, User, new_token, users_by_token
 
 _ENCODED_SLASH = "\x1f"
 
@@ -58,24 +59,31 @@ LFS_THRESHOLD = 64 * 1024 * 1024
 def create_app(
     root: str | os.PathLike[str],
     *,
+    token: str | None = None,
     users: Mapping[str, str | User] | None = None,
     lfs_threshold: int = LFS_THRESHOLD,
+    allow_hosts: Collection[str] = (),
 ) -> Starlette:
     """A Hugging Face Hub for this machine.
 
-    Private repositories are shown only to requests with a token of somebody they belong to. A browser sends none, so
-    their pages are not found there, even where any token would do.
+    Everybody may read what is public. Private repositories are shown only to requests with a token of somebody they
+    belong to; a browser sends none, so their pages are not found there.
 
     Args:
         root: folder that holds the repositories.
-        users: who may use it, by token; a plain name is a user who may read and write her own namespace. By default
-            any token is accepted, as user "demo" who may do everything.
+        token: of user "demo", who may do everything; one that nobody can guess by default.
+        users: who may use it instead of "demo", by token; a plain name is a user who may read and write her own
+            namespace.
         lfs_threshold: files larger than this many bytes go through Git LFS.
+        allow_hosts: names by which it may be asked, besides this machine's own (``localhost``, ``127.0.0.1``).
     """
     app = Starlette(routes=[*_api_routes(), *_routes()], exception_handlers={HubAnswer: answer, Gone: gone})
+    if users is None:
+        users = {token or new_token(): OWNER}
     app.state.hub = Hub(Storage(root), users_by_token(users), lfs_threshold)
     app.add_middleware(EncodedSlashes)
     app.add_middleware(NoSniffing)
+    app.add_middleware(OnlyKnownHosts, allowed=allow_hosts)
     return app
 
 

@@ -6,14 +6,14 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import TracebackType
 from typing import Any
 
 import uvicorn
 
 from .app import create_app
-from .users import User
+from .users import User, owner_token
 
 
 def serve(
@@ -21,16 +21,19 @@ def serve(
     host: str = "127.0.0.1",
     port: int = 8888,
     users: Mapping[str, str | User] | None = None,
+    allow_hosts: Collection[str] = (),
 ) -> None:
     """Serve the repositories under ``root`` until interrupted.
 
     Args:
-        root: folder that holds the repositories.
+        root: folder that holds the repositories, and the `owner_token` of user "demo".
         host: address to listen on.
         port: port to listen on.
-        users: see `create_app`.
+        users: who may use it instead of "demo", see `create_app`.
+        allow_hosts: see `create_app`; ``host`` itself is allowed.
     """
-    app = create_app(root, users=users)
+    token = owner_token(root) if users is None else None
+    app = create_app(root, token=token, users=users, allow_hosts=[host, *allow_hosts])
     try:
         uvicorn.run(app, host=host, port=port, log_level="warning")
     finally:
@@ -44,16 +47,21 @@ class LocalHub:
         root: folder that holds the repositories.
         options: see `create_app`.
 
+    Attributes:
+        endpoint: its address.
+        token: of user "demo", or of the first of ``users``.
+
     Example:
 
     ```py
     >>> with LocalHub("hub") as hub:
-    ...     HfApi(endpoint=hub.endpoint, token="any").create_repo("demo/adapter")
+    ...     HfApi(endpoint=hub.endpoint, token=hub.token).create_repo("demo/adapter")
     ```
     """
 
     def __init__(self, root: str | os.PathLike[str], **options: Any) -> None:
         self.app = create_app(root, **options)
+        self.token = next(iter(self.app.state.hub.users), "")
         self._socket = socket.socket()
         self._socket.bind(("127.0.0.1", 0))
         self.endpoint = f"http://127.0.0.1:{self._socket.getsockname()[1]}"

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
+import secrets
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Literal
 
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
@@ -19,12 +23,14 @@ class User:
         name: of the user, and of the namespace that is hers.
         role: a "read" token sees what the user sees, but changes nothing.
         orgs: further namespaces she may write in.
+        everywhere: she may write in every namespace, and see everything.
         expires: when the token stops working; by default never.
     """
 
     name: str
     role: Literal["read", "write"] = "write"
     orgs: tuple[str, ...] = ()
+    everywhere: bool = False
     expires: datetime | None = None
 
     def __post_init__(self) -> None:
@@ -45,8 +51,30 @@ class User:
         return self.expires is not None and self.expires <= datetime.now(UTC)
 
 
-def users_by_token(users: Mapping[str, str | User] | None) -> dict[str, User] | None:
+#: Whose the Hub is where no users are named.
+OWNER = User("demo", everywhere=True)
+
+#: Where the owner's token is kept, in the Hub's folder; ``HF_TOKEN_PATH`` may name it.
+TOKEN_FILE = "token"
+
+
+def new_token() -> str:
+    """A token that nobody can guess."""
+    return secrets.token_urlsafe(24)
+
+
+def owner_token(root: str | os.PathLike[str]) -> str:
+    """The token of a Hub's owner: made when the Hub first starts, and kept where only she can read it."""
+    path = Path(root) / TOKEN_FILE
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.is_file() or not path.read_text("ascii").strip():
+        handle, partial = tempfile.mkstemp(dir=path.parent, prefix=".token.")  # readable by nobody else
+        with os.fdopen(handle, "w") as file:
+            file.write(new_token())
+        os.replace(partial, path)
+    return path.read_text("ascii").strip()
+
+
+def users_by_token(users: Mapping[str, str | User]) -> dict[str, User]:
     """Plain names stand for users who may read and write."""
-    if users is None:
-        return None
     return {token: User(user) if isinstance(user, str) else user for token, user in users.items()}

@@ -74,7 +74,7 @@ def test_mistakes_are_one_line_and_exit_with_1(arguments, message):
 
 
 def test_push_and_pull(adapter, tmp_path):
-    with LocalHub(tmp_path / "hub") as hub:
+    with LocalHub(tmp_path / "hub", token="t") as hub:
         place = {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path / "home"), "HF_TOKEN": "t"}
         dry = focus_hf("push", adapter, "demo/cli", "--dry-run", "--json", **place)
         assert json.loads(dry.stdout)["files"] == ["README.md", "adapter_config.json", "adapter_model.safetensors"]
@@ -114,9 +114,13 @@ def test_hub_serves_until_it_is_stopped(tmp_path):
                 except httpx.TransportError:
                     time.sleep(0.1)
             assert answer.json() == []
+            kept = tmp_path / "token"
+            made = {"json": {"name": "x"}, "headers": {"Authorization": f"Bearer {kept.read_text()}"}}
+            assert httpx.post(f"http://127.0.0.1:{port}/api/repos/create", **made).status_code == 200
         finally:
             process.terminate()
-        assert f"HF_ENDPOINT=http://127.0.0.1:{port}" in process.stderr.read()
+        said = process.stderr.read()
+        assert f"HF_ENDPOINT=http://127.0.0.1:{port} and HF_TOKEN={kept.read_text()} (or HF_TOKEN_PATH={kept})" in said
 
 
 def test_ctrl_c_in_a_training_says_how_to_go_on(tiny, tmp_path):

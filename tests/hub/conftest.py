@@ -10,7 +10,7 @@ from focus_hf.local_hub import LocalHub
 
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory):
-    with LocalHub(tmp_path_factory.mktemp("hub")) as running:
+    with LocalHub(tmp_path_factory.mktemp("hub"), token="t") as running:
         yield running
 
 

@@ -49,7 +49,7 @@ def run(code, hub, home, *arguments):
 
 
 def test_another_base_model_in_the_place_of_the_pinned_one(tiny, tmp_path):
-    with LocalHub(tmp_path / "hub") as hub:
+    with LocalHub(tmp_path / "hub", token="t") as hub:
         api = HfApi(endpoint=hub.endpoint, token="t")
         api.create_repo("demo/base")
         api.upload_folder(folder_path=tiny / "base", repo_id="demo/base")

@@ -39,7 +39,7 @@ def hub(tmp_path_factory):
     """Three adapters of two base models, and repositories that are none."""
     folder = tmp_path_factory.mktemp("search")
     adapter = save_adapter(focus_model("llama"), folder / "adapter")
-    with LocalHub(folder / "hub") as running:
+    with LocalHub(folder / "hub", token="t") as running:
         api = HfApi(endpoint=running.endpoint, token="t")
         for name, base, perplexity, label in (
             ("ada/law-focus", "org/llama", 10.2, "PUNCT"),

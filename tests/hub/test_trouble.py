@@ -31,7 +31,7 @@ def adapter(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory, adapter):
-    with LocalHub(tmp_path_factory.mktemp("hub")) as running:
+    with LocalHub(tmp_path_factory.mktemp("hub"), token="t") as running:
         focus_hf.push_to_hub(
             adapter, "demo/a", base_model="demo/base", license="mit", endpoint=running.endpoint, token="t"
         )
@@ -90,7 +90,7 @@ class CutOff:
 
 def test_a_connection_cut_in_the_middle_of_a_download(adapter, tmp_path, monkeypatch):
     monkeypatch.setattr("time.sleep", lambda seconds: None)
-    app = CutOff(create_app(tmp_path / "hub"), times=2)
+    app = CutOff(create_app(tmp_path / "hub", token="t"), times=2)
     config = uvicorn.Config(app, log_level="critical", lifespan="off", port=0)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 from datetime import UTC, datetime, timedelta
 
 import pytest
 from huggingface_hub import HfApi, ModelCard, hf_hub_download
 from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
 
-from focus_hf.local_hub import LocalHub, User
+from focus_hf.local_hub import LocalHub, User, owner_token
 from tests.families import httpx
 
 USERS = {
@@ -157,13 +158,66 @@ def test_the_answer_for_a_private_name_is_that_for_a_free_one(hub, api, repo, he
     api("ada-w").delete_repo(repo)
 
 
-def test_where_any_token_does_private_still_needs_one(tmp_path):
+def test_without_users_one_token_does_everything_and_no_other_does_anything(tmp_path):
     with LocalHub(tmp_path) as hub:
-        HfApi(endpoint=hub.endpoint, token="whatever").create_repo("anybody/secret", private=True)
-        assert HfApi(endpoint=hub.endpoint, token="another").model_info("anybody/secret").private
+        owner, stranger = HfApi(endpoint=hub.endpoint, token=hub.token), HfApi(endpoint=hub.endpoint, token="any")
+        assert len(hub.token) >= 32 and owner.whoami()["name"] == "demo"
+        owner.create_repo("anybody/secret", private=True)
+        assert owner.model_info("anybody/secret").private
+        for call in (stranger.create_repo, stranger.delete_repo, stranger.model_info):
+            assert refusal(call, "anybody/secret")[0] == 401
+        assert owner.repo_exists("anybody/secret")
         assert not HfApi(endpoint=hub.endpoint, token=False).repo_exists("anybody/secret")
         assert HTTP.get(f"{hub.endpoint}/anybody/secret").status_code == 404
         assert "secret" not in HTTP.get(f"{hub.endpoint}/").text
+    with LocalHub(tmp_path) as again:
+        assert again.token != hub.token
+
+
+def test_the_token_of_the_owner_is_kept_where_nobody_else_reads_it(tmp_path):
+    token = owner_token(tmp_path / "hub")
+    kept = tmp_path / "hub" / "token"
+    assert owner_token(tmp_path / "hub") == token == kept.read_text() and kept.stat().st_mode & 0o777 == 0o600
+    assert [path.name for path in kept.parent.iterdir()] == ["token"]
+    kept.write_text("")  # killed in the middle of making it
+    assert len(owner_token(tmp_path / "hub")) >= 32 and owner_token(tmp_path / "hub") != token
+
+
+# -- names of the Hub itself (DNS rebinding) -----------------------------------------------------------------------
+
+
+HOSTS = {
+    421: ("evil.example", "evil.example:80", "127.0.0.1.evil.example", "localhost.evil.example", "evillocalhost", "",
+          "[", "192.168.0.7", "0.0.0.0", "127.0.0.1@evil.example", "evil.example, localhost", "[::ffff:10.0.0.1]"),
+    200: ("localhost", "LOCALHOST:8888", "127.0.0.1:1", "127.9.9.9", "[::1]:80", "hub.localhost", "localhost.",
+          "my-machine.example", "My-Machine.Example.:8888"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("status", "host"), [(status, host) for status, hosts in HOSTS.items() for host in hosts])
+def test_names_of_strangers_get_no_answer(named_hub, status, host):
+    for method, path in (("GET", "/api/models"), ("GET", "/"), ("DELETE", "/api/repos/delete")):
+        answer = HTTP.request(
+            method, named_hub.endpoint + path, headers={"Host": host, "Authorization": f"Bearer {named_hub.token}"}
+        )
+        if status == 421:
+            assert answer.status_code == 421 and "--allow-host" in answer.json()["error"]
+        else:
+            assert answer.status_code != 421
+
+
+@pytest.fixture(scope="module")
+def named_hub(tmp_path_factory):
+    with LocalHub(tmp_path_factory.mktemp("named"), allow_hosts=["my-machine.example"]) as running:
+        yield running
+
+
+@pytest.mark.parametrize("lines", [b"", b"Host: localhost\r\nHost: evil.example\r\n"])
+def test_no_name_and_two_names_get_no_answer(named_hub, lines):
+    port = int(named_hub.endpoint.rpartition(":")[2])
+    with socket.create_connection(("127.0.0.1", port), timeout=5) as client:
+        client.sendall(b"GET /api/models HTTP/1.0\r\n" + lines + b"\r\n")
+        assert client.recv(100).split()[1] in (b"400", b"421")
 
 
 @pytest.mark.parametrize("fields", [{"name": "a\nb"}, {"name": "a", "role": "admin"}, {"name": "a", "orgs": ("..",)}])

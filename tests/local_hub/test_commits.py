@@ -23,7 +23,7 @@ HTTP = httpx.Client()
 
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory):
-    with LocalHub(tmp_path_factory.mktemp("hub")) as running:
+    with LocalHub(tmp_path_factory.mktemp("hub"), token="t") as running:
         yield running
 
 
@@ -73,7 +73,7 @@ def test_of_pushes_with_the_same_parent_one_wins_and_nothing_is_lost(api, repo):
 
 
 def test_pushes_through_two_servers_of_the_same_folder_lose_nothing(tmp_path):
-    with LocalHub(tmp_path) as one, LocalHub(tmp_path) as two:
+    with LocalHub(tmp_path, token="t") as one, LocalHub(tmp_path, token="t") as two:
         apis = [HfApi(endpoint=hub.endpoint, token="t") for hub in (one, two)]
         apis[0].create_repo("demo/x")
         results = at_once([add(apis[n % 2], "demo/x", f"{n}.txt") for n in range(8)])
@@ -140,7 +140,7 @@ def test_deleted_while_others_write(api, repo):
 
 
 def test_a_slow_upload_holds_up_nobody(hub, api, repo):
-    head = f"POST /api/models/{repo}/commit/main HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer t\r\n"
+    head = f"POST /api/models/{repo}/commit/main HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer t\r\n"
     with socket.create_connection(("127.0.0.1", int(hub.endpoint.rsplit(":", 1)[1]))) as slow:
         slow.sendall(f"{head}Content-Length: 100000\r\n\r\n".encode() + b"x" * 500)
         add(api, repo, "meanwhile.txt")()

@@ -18,6 +18,7 @@ from focus_hf.local_hub import LocalHub, serve
 from focus_hf.local_hub.discussions import new_discussion, pull_request_ref
 from focus_hf.local_hub.repository import Changes
 from focus_hf.local_hub.storage import Storage
+from focus_hf.local_hub.users import OWNER
 from tests.families import httpx
 
 LARGE = os.urandom(400_000)
@@ -28,7 +29,7 @@ def start(root, port):
     child = os.fork()
     if child == 0:
         try:
-            serve(root, port=port)
+            serve(root, port=port, users={"t": OWNER})
         finally:
             os._exit(1)
     deadline = time.monotonic() + 20
@@ -43,7 +44,9 @@ def start(root, port):
 
 def send_half(port, method, path, length, content):
     client = socket.create_connection(("127.0.0.1", port))
-    head = f"{method} {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer t\r\nContent-Length: {length}\r\n\r\n"
+    head = (
+        f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer t\r\nContent-Length: {length}\r\n\r\n"
+    )
     client.sendall(head.encode() + content)
     return client
 
@@ -84,7 +87,7 @@ def test_killed_in_the_middle_of_uploads(tmp_path):
         client.close()
     assert list((tmp_path / "staging").glob("process-*/tmp*"))
 
-    with LocalHub(tmp_path) as again:
+    with LocalHub(tmp_path, token="t") as again:
         api = HfApi(endpoint=again.endpoint, token="t")
         assert everything(api) == before
         assert not list((tmp_path / "staging").glob("process-*/tmp*")) and not (tmp_path / "lfs").exists()

@@ -159,7 +159,7 @@ def test_a_client_that_dies_in_the_middle_leaves_nothing(hub, api, repo):
         ("POST", f"/api/models/{repo}/commit/main", "Authorization: Bearer ada-w\r\n"),
     ):
         with socket.create_connection(("127.0.0.1", port)) as client:
-            head = f"{method} {path} HTTP/1.1\r\nHost: x\r\n{headers}Content-Length: {len(content)}\r\n\r\n"
+            head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\n{headers}Content-Length: {len(content)}\r\n\r\n"
             client.sendall(head.encode() + content[:150_000])
     deadline = time.monotonic() + 5
     while stored(hub, oid) and time.monotonic() < deadline:
@@ -268,7 +268,7 @@ def test_a_download_that_breaks_off_is_resumed(tmp_path, monkeypatch):
     monkeypatch.setattr(run, "create_app", lambda *args, **kwargs: CutsOff(plain(*args, **kwargs)))
     monkeypatch.setattr("huggingface_hub.file_download.time.sleep", lambda seconds: None)
     monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 50_000)  # it keeps the whole chunks of a broken download
-    with LocalHub(tmp_path / "root", lfs_threshold=1000) as hub:
+    with LocalHub(tmp_path / "root", lfs_threshold=1000, token="t") as hub:
         api = HfApi(endpoint=hub.endpoint, token="t")
         api.create_repo("demo/x")
         api.upload_file(path_or_fileobj=LARGE, path_in_repo="large.bin", repo_id="demo/x")

@@ -47,13 +47,13 @@ WEIGHTS = os.urandom(300_000)
 
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory):
-    with LocalHub(tmp_path_factory.mktemp("hub")) as running:
+    with LocalHub(tmp_path_factory.mktemp("hub"), token="t") as running:
         yield running
 
 
 @pytest.fixture
 def api(hub):
-    return HfApi(endpoint=hub.endpoint, token="any-token")
+    return HfApi(endpoint=hub.endpoint, token="t")
 
 
 @pytest.fixture
@@ -119,7 +119,7 @@ def test_download_file_and_snapshot(api, hub, adapter, tmp_path):
 
 @pytest.mark.parametrize("lfs", [False, True])
 def test_ranges(tmp_path, lfs):
-    with LocalHub(tmp_path / "root", lfs_threshold=1000 if lfs else 10**9) as hub:
+    with LocalHub(tmp_path / "root", lfs_threshold=1000 if lfs else 10**9, token="t") as hub:
         upload_without_xet(hub.endpoint, tmp_path)
         url = f"{hub.endpoint}/demo/large/resolve/main/adapter_model.safetensors"
         whole = httpx.get(url)
@@ -164,14 +164,14 @@ def upload_without_xet(endpoint, tmp_path):
 
 def test_lfs_upload_is_stored_by_content_and_pointed_to(tmp_path):
     root = tmp_path / "root"
-    with LocalHub(root, lfs_threshold=1000) as hub:
+    with LocalHub(root, lfs_threshold=1000, token="t") as hub:
         assert hashlib.sha256(WEIGHTS).hexdigest() in upload_without_xet(hub.endpoint, tmp_path)
     digest = hashlib.sha256(WEIGHTS).hexdigest()
     assert (root / "lfs" / digest[:2] / digest[2:4] / digest).read_bytes() == WEIGHTS
 
 
 def test_lfs_upload_with_the_wrong_content_is_refused(tmp_path):
-    with LocalHub(tmp_path) as hub:
+    with LocalHub(tmp_path, token="t") as hub:
         oid = hashlib.sha256(b"promised").hexdigest()
         answer = httpx.put(f"{hub.endpoint}/lfs/{oid}", content=b"something else")
         assert answer.status_code == 403  # nobody was told to upload this
@@ -325,7 +325,7 @@ def test_odd_repository_names_are_refused(hub, api, name):
     answer = httpx.post(
         f"{hub.endpoint}/api/repos/create",
         json={"name": rest, "organization": namespace},
-        headers={"Authorization": "Bearer x"},
+        headers={"Authorization": "Bearer t"},
     )
     assert answer.status_code == 400
 
@@ -339,7 +339,7 @@ def test_paths_cannot_leave_the_repository(hub, repo, path):
     answer = httpx.post(
         f"{hub.endpoint}/api/models/{repo}/commit/main",
         content="\n".join(json.dumps(item) for item in items),
-        headers={"Authorization": "Bearer x"},
+        headers={"Authorization": "Bearer t"},
     )
     assert answer.status_code == 400 and "Invalid path" in answer.json()["error"]
 
@@ -359,11 +359,11 @@ def test_downloads_are_counted(api, hub, repo, tmp_path):
 
 
 def test_repositories_outlive_the_server_and_are_real_git(tmp_path):
-    with LocalHub(tmp_path) as hub:
+    with LocalHub(tmp_path, token="t") as hub:
         api = HfApi(endpoint=hub.endpoint, token="t")
         api.create_repo("demo/kept")
         api.upload_file(path_or_fileobj=b"hello", path_in_repo="a.txt", repo_id="demo/kept")
-    with LocalHub(tmp_path) as hub:
+    with LocalHub(tmp_path, token="t") as hub:
         assert "a.txt" in HfApi(endpoint=hub.endpoint).list_repo_files("demo/kept")
     git = ["git", "--git-dir", str(tmp_path / "models" / "demo" / "kept.git")]
     assert subprocess.run([*git, "fsck", "--strict"], capture_output=True).returncode == 0
