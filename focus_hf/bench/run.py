@@ -10,11 +10,11 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from ..files import write_atomically
 from ..hub import adapter_folder
 from ..machine import environment, require, summary
+from ..progress import progress_display
 from ..records import Results, check_writable, load_results, read_config, save_results
 from .attention import bench_attention, bench_decode
 from .memory import bench_memory
@@ -75,8 +75,7 @@ def run_bench(
         "training": lambda setting: bench_training(setting, seconds),
     }
     results: list[Measurement] = []
-    errors = Console(stderr=True)
-    with Progress(SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=errors) as progress:
+    with progress_display(Console(stderr=True)) as progress:
         task = progress.add_task("", total=len(kinds) * len(settings))
         for kind in kinds:
             for setting in settings:

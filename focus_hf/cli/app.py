@@ -11,7 +11,9 @@ from typing import Any, TextIO
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress
+
+from ..progress import progress_display
 
 app = typer.Typer(
     name="focus-hf",
@@ -106,20 +108,13 @@ def is_main_process() -> bool:
 
 @contextmanager
 def progress_bars() -> Iterator[Progress]:
-    """Bars on standard error; libraries' own bars and chatter are off."""
+    """Bars (or lines) on standard error; libraries' own bars and chatter are off."""
     from transformers.utils import logging
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     warnings.filterwarnings("ignore", message="`is_gradient_checkpointing`", category=FutureWarning)  # PEFT's own
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=stderr(), disable=not is_main_process()) as progress:
+    with progress_display(Console(stderr=True, quiet=not is_main_process())) as progress:
         yield progress
 
 

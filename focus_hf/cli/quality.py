@@ -47,14 +47,14 @@ def train(given: dict[str, Any], config: Path | None, as_json: bool) -> None:
             result = train_adapter(
                 recipe, [RichProgress(progress, "centroids")], lambda text: progress.console.print(text, style="dim")
             )
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
         checkpoint = last_checkpoint(Path(recipe.output_dir) / "trainer")
         left = (
             "no checkpoint was written (--save-steps)"
             if checkpoint is None
             else f"--resume goes on from {checkpoint.name}"
         )
-        typer.echo(f"Interrupted: {left}.", err=True)
+        typer.echo(f"Interrupted: {str(interrupt) or left}.", err=True)
         raise typer.Exit(130) from None
     if is_main_process():
         if as_json:

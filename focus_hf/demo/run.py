@@ -16,7 +16,7 @@ import torch
 from huggingface_hub import HfApi
 from peft import get_peft_model
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import Progress
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -31,6 +31,7 @@ from ..evaluate.sample import take_sample
 from ..hub import push_to_hub
 from ..local_hub import LocalHub
 from ..machine import measured_with
+from ..progress import progress_display
 from ..records import Evaluation, Results, save_results
 from ..records.adapter_files import weights_hash
 from ..train import RichProgress, tokenize_windows, train_centroids
@@ -80,7 +81,7 @@ def run_demo(
     torch.manual_seed(SEED)
     training_text, validation_text, data = _texts(text)
 
-    with _progress(console) as progress:
+    with progress_display(console) as progress:
         model, tokenizer, base_folder = _base_model(base, training_text, out, progress)
         context = min(MAX_CONTEXT, int(getattr(model.config, "max_position_embeddings", MAX_CONTEXT)))
         windows = tokenize_windows(tokenizer, training_text, context, stride=context // 4)
@@ -130,12 +131,6 @@ def run_demo(
     report = DemoReport(rows, visit, adapter, time.monotonic() - started)
     _show_files(console, report, out)
     return report
-
-
-def _progress(console: Console) -> Progress:
-    return Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console
-    )
 
 
 def _texts(text: str | os.PathLike[str] | None) -> tuple[str, str, str]:

@@ -1,4 +1,4 @@
-"""A progress bar for the Trainer that shares a terminal with other output."""
+"""The Trainer's progress, beside that of other work."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ class RichProgress(TrainerCallback):
     """Shows steps and the latest figures in a `rich` progress display.
 
     Args:
-        progress: a started display.
+        progress: a started display, see `focus_hf.progress.progress_display`; without a terminal it writes a line
+            for every entry of the Trainer's log.
         description: what is being trained.
     """
 
@@ -23,7 +24,7 @@ class RichProgress(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        self.task = self.progress.add_task(self.description, total=state.max_steps)
+        self.task = self.progress.add_task(self.description, total=state.max_steps, completed=state.global_step)
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import math
 import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,25 +19,20 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Traine
 
 from ..adapter.save import save_adapter
 from ..attention import HARD_GATE
-from ..card import FocusModelCard
-from ..card.card import CARD, is_ours, read_card
-from ..card.metadata import check_hub_id
-from ..evaluate import EvaluationPlan, QualityRow, TokenText, evaluate, perplexity, quality_figure
+from ..evaluate import EvaluationPlan, TokenText, evaluate, perplexity
 from ..evaluate.sample import take_sample
-from ..files import write_atomically
 from ..hub.base import commit_of
-from ..records import Results, save_results
-from ..records.adapter_files import CONFIG_FILE, GROUPS_FILE, WEIGHTS_FILE, weights_hash
+from ..machine import measured_with
+from ..records import Evaluation, Results
+from ..records.adapter_files import WEIGHTS_FILE
 from ..texts import Texts, TextSource, cut
 from .calibration import calibrate
-from .checkpoints import last_checkpoint, load_base_weights, save_base
+from .checkpoints import last_checkpoint, load_base_weights
 from .data import check_length, check_reach, check_vocabulary
 from .monitor import TrainingDiverged
+from .outcome import start_records, training_facts, write_records
 from .recipe import TrainRecipe
 from .trainer import make_trainer
-
-#: Log of a training run, beside the adapter.
-LOG_FILE = "training_log.json"
 
 #: A generous guess.
 _CHARACTERS_PER_TOKEN = 10
@@ -68,9 +61,10 @@ def train(
     callbacks: Sequence[TrainerCallback] = (),
     say: Callable[[str], None] = lambda text: None,
 ) -> TrainResult:
-    """Train centroids (or a whole model with Focus on), balance the groups, measure, and save.
+    """Train centroids (or a whole model with Focus on), balance the groups, save, and measure.
 
-    Under ``accelerate launch`` every process calls it, and the first one writes.
+    Under ``accelerate launch`` every process calls it, and the first one writes. What is interrupted while it measures
+    leaves an adapter that can be used, without figures.
 
     Args:
         recipe: what to do.
@@ -129,18 +123,22 @@ def train(
     say("balancing groups")
     sample = windows[:: max(1, len(windows) // recipe.calibration_windows)][: recipe.calibration_windows]
     shares = calibrate(model, sample.split(recipe.batch_size))
-    say("measuring")
-    results = _measure(model, validation, held_out, recipe)
-    results.largest_group = max(shares.values())
-    results.training = _facts(recipe, training, len(windows), trainer, seconds)
+    results = Results(
+        largest_group=max(shares.values()),
+        measured_with=measured_with(),
+        training=training_facts(recipe, training, len(windows), trainer, seconds),
+    )
     log = list(trainer.state.log_history)
     with _told_what_disk(out):
         folder = save_adapter(model, out, write=main)
-        if main:
-            _save(model, recipe, results, log, folder)
         recorded = take_sample(model, validation[0])
         if main:
-            replace(recorded, weights_sha256=weights_hash(folder)).save(folder)
+            start_records(model, recipe, recorded, log, folder)
+            write_records(recipe, results, folder)  # whole, should measuring be interrupted
+    results.evaluations = _measure(model, validation, held_out, recipe, say)
+    if main:
+        with _told_what_disk(out):
+            write_records(recipe, results, folder)
     trainer.accelerator.wait_for_everyone()
     return TrainResult(folder, results, log)
 
@@ -226,80 +224,21 @@ def _keep_last_good(model: nn.Module, out: Path, main: bool) -> None:
         raise TrainingDiverged(f"Training diverged, and the adapter could not be saved: {error}") from None
 
 
-def _measure(model: nn.Module, validation: Tensor, held_out: Texts, recipe: TrainRecipe) -> Results:
+def _measure(
+    model: nn.Module, validation: Tensor, held_out: Texts, recipe: TrainRecipe, say: Callable[[str], None]
+) -> list[Evaluation]:
     modes = ["dense", "local", "hard"] if recipe.gate == HARD_GATE else ["dense", "local", "soft", "hard"]
     top_ks = sorted({recipe.top_k, min(recipe.top_k + 1, recipe.num_groups)})
     plan = EvaluationPlan([recipe.seq_len], modes, top_ks, batch_size=recipe.batch_size)
     text = TokenText.of(held_out, validation.reshape(-1))
-    return evaluate(model, [text], plan)
-
-
-def _facts(recipe: TrainRecipe, training: Texts, windows: int, trainer: Any, seconds: float) -> dict[str, Any]:
-    """What a card says about the training."""
-    facts = {
-        "data": training.name,
-        "data revision": training.revision,
-        "source": training.source,
-        "windows": f"{windows:,} of {recipe.seq_len} tokens",
-        "optimizer steps": trainer.state.global_step,
-        "windows per step": recipe.batch_size * recipe.gradient_accumulation_steps * trainer.args.world_size,
-        "learning rate": recipe.learning_rate,
-        "gate": f"hard, sharpness {recipe.sharpness:g}" if recipe.gate == HARD_GATE else _soft_gate(recipe),
-        "weights": "base model frozen" if recipe.weights == "frozen" else "base model trained too",
-        "precision": "bf16" if recipe.bf16 else str(next(trainer.model.parameters()).dtype).removeprefix("torch."),
-        "seed": recipe.seed,
-        "processes": trainer.args.world_size,
-        "seconds": round(seconds),
-        "window": recipe.seq_len,
-        "stride": recipe.stride or recipe.seq_len,
-        "calibration windows": recipe.calibration_windows,
-    }
-    if recipe.distill:
-        facts["distillation"] = f"{recipe.distill:g} of the loss"
-    return facts
-
-
-def _soft_gate(recipe: TrainRecipe) -> str:
-    return f"{recipe.gate}, strength {recipe.gate_start:g} to {recipe.gate_end:g}"
-
-
-def _save(model: Any, recipe: TrainRecipe, results: Results, log: list[dict[str, Any]], folder: Path) -> None:
-    for stale in (folder / GROUPS_FILE, *(folder / "figures").glob("groups-*.png")):
-        stale.unlink(missing_ok=True)  # they are about the adapter that was here before
-    write_atomically(folder / LOG_FILE, (json.dumps(_finite(log), indent=1) + "\n").encode())
-    results.weights_sha256 = weights_hash(folder)
-    save_results(results, folder)
-    rows = [QualityRow(**row) for row in results.evaluations[0].rows]
-    with contextlib.suppress(ModuleNotFoundError):  # a card without a picture is still a card
-        quality_figure(rows, folder / "figures" / "quality.png")
-    if recipe.weights == "trained":
-        save_base(model, folder / "base", recipe.tokenizer or recipe.model)
-        _point_to_base(folder)
-    base = recipe.base_model or ("" if recipe.weights == "trained" else recipe.model)
     try:
-        check_hub_id(base, "base model")
-    except ValueError:
-        return  # the card is written when the adapter is pushed and its base model has a name
-    card = FocusModelCard.from_adapter(folder, repo_id=f"your-name/{folder.resolve().name}", base_model=base)
-    if (old := read_card(folder)) is not None:
-        if not is_ours(old):
-            return
-        card = card.refreshing(old)
-    write_atomically(folder / CARD, str(card).encode())
-
-
-def _point_to_base(folder: Path) -> None:
-    """The adapter of a model whose weights changed belongs to those weights."""
-    config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
-    config["base_model_name_or_path"] = str((folder / "base").resolve())
-    write_atomically(folder / CONFIG_FILE, (json.dumps(config, indent=2, sort_keys=True) + "\n").encode())
-
-
-def _finite(log: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """JSON has no NaN."""
-    return [
-        {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in entry.items()} for entry in log
-    ]
+        say("measuring")
+        return evaluate(model, [text], plan, tick=lambda row: say(f"measured {row}")).evaluations
+    except KeyboardInterrupt:
+        out = recipe.output_dir
+        raise KeyboardInterrupt(
+            f"the adapter is in {out}, balanced but not measured (focus-hf eval --adapter {out} --text FILE --write)"
+        ) from None
 
 
 def _step_of(checkpoint: Path) -> int:

@@ -1,0 +1,132 @@
+"""What a training leaves beside the adapter: its log, its figures, a picture, a card."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ..attention import HARD_GATE
+from ..card import FocusModelCard
+from ..card.card import CARD, is_ours, read_card
+from ..card.metadata import check_hub_id
+from ..evaluate import QualityRow, quality_figure
+from ..evaluate.sample import TokenSample
+from ..files import write_atomically
+from ..records import Results, save_results
+from ..records.adapter_files import CONFIG_FILE, GROUPS_FILE, weights_hash
+from ..texts import Texts
+from .checkpoints import save_base
+from .recipe import TrainRecipe
+
+#: Log of a training run, beside the adapter.
+LOG_FILE = "training_log.json"
+
+#: Picture of perplexity against pairs, in the folder of pictures.
+_QUALITY = "quality.png"
+
+
+def training_facts(recipe: TrainRecipe, training: Texts, windows: int, trainer: Any, seconds: float) -> dict[str, Any]:
+    """What a card says about the training.
+
+    Args:
+        recipe: as it was run.
+        training: the text.
+        windows: how many were cut from it.
+        trainer: after training.
+        seconds: that training took.
+    """
+    facts = {
+        "data": training.name,
+        "data revision": training.revision,
+        "source": training.source,
+        "windows": f"{windows:,} of {recipe.seq_len} tokens",
+        "optimizer steps": trainer.state.global_step,
+        "windows per step": recipe.batch_size * recipe.gradient_accumulation_steps * trainer.args.world_size,
+        "learning rate": recipe.learning_rate,
+        "gate": f"hard, sharpness {recipe.sharpness:g}" if recipe.gate == HARD_GATE else _soft_gate(recipe),
+        "weights": "base model frozen" if recipe.weights == "frozen" else "base model trained too",
+        "precision": "bf16" if recipe.bf16 else str(next(trainer.model.parameters()).dtype).removeprefix("torch."),
+        "seed": recipe.seed,
+        "processes": trainer.args.world_size,
+        "seconds": round(seconds),
+        "window": recipe.seq_len,
+        "stride": recipe.stride or recipe.seq_len,
+        "calibration windows": recipe.calibration_windows,
+    }
+    if recipe.distill:
+        facts["distillation"] = f"{recipe.distill:g} of the loss"
+    return facts
+
+
+def _soft_gate(recipe: TrainRecipe) -> str:
+    return f"{recipe.gate}, strength {recipe.gate_start:g} to {recipe.gate_end:g}"
+
+
+def start_records(
+    model: Any, recipe: TrainRecipe, sample: TokenSample, log: list[dict[str, Any]], folder: Path
+) -> None:
+    """Write what is known as soon as the adapter is saved, and remove what was said of the one before it.
+
+    Args:
+        model: as trained; its base is written too if it was trained.
+        recipe: as it was run.
+        sample: tokens with their groups.
+        log: the Trainer's.
+        folder: of the adapter.
+    """
+    figures = folder / "figures"
+    for stale in (folder / GROUPS_FILE, figures / _QUALITY, *figures.glob("groups-*.png")):
+        stale.unlink(missing_ok=True)
+    write_atomically(folder / LOG_FILE, (json.dumps(_finite(log), indent=1) + "\n").encode())
+    if recipe.weights == "trained":
+        save_base(model, folder / "base", recipe.tokenizer or recipe.model)
+        _point_to_base(folder)
+    replace(sample, weights_sha256=weights_hash(folder)).save(folder)
+
+
+def write_records(recipe: TrainRecipe, results: Results, folder: Path) -> None:
+    """Write the figures, as far as they are known, their picture and the card.
+
+    Args:
+        recipe: as it was run.
+        results: what was measured; the hash of the weights is filled in.
+        folder: of the adapter.
+    """
+    results.weights_sha256 = weights_hash(folder)
+    save_results(results, folder)
+    for evaluation in results.evaluations[:1]:
+        with contextlib.suppress(ModuleNotFoundError):  # a card without a picture is still a card
+            quality_figure([QualityRow(**row) for row in evaluation.rows], folder / "figures" / _QUALITY)
+    _write_card(recipe, folder)
+
+
+def _write_card(recipe: TrainRecipe, folder: Path) -> None:
+    base = recipe.base_model or ("" if recipe.weights == "trained" else recipe.model)
+    try:
+        check_hub_id(base, "base model")
+    except ValueError:
+        return  # the card is written when the adapter is pushed and its base model has a name
+    card = FocusModelCard.from_adapter(folder, repo_id=f"your-name/{folder.resolve().name}", base_model=base)
+    if (old := read_card(folder)) is not None:
+        if not is_ours(old):
+            return
+        card = card.refreshing(old)
+    write_atomically(folder / CARD, str(card).encode())
+
+
+def _point_to_base(folder: Path) -> None:
+    """The adapter of a model whose weights changed belongs to those weights."""
+    config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
+    config["base_model_name_or_path"] = str((folder / "base").resolve())
+    write_atomically(folder / CONFIG_FILE, (json.dumps(config, indent=2, sort_keys=True) + "\n").encode())
+
+
+def _finite(log: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """JSON has no NaN."""
+    return [
+        {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in entry.items()} for entry in log
+    ]
