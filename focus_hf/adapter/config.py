@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
+from huggingface_hub import hf_hub_download
+from huggingface_hub.errors import EntryNotFoundError
 from peft.config import PeftConfig
-from peft.utils import PeftType
+from peft.utils import WEIGHTS_NAME, PeftType
 
+from ..records.adapter_files import WEIGHTS_FILE, check_weights, refuse_pickles
 from ..settings import FORMAT_VERSION, FocusSettings
 
 #: The adapter type; `registration.add_peft_type` has added it to PEFT's enum.
@@ -70,6 +77,43 @@ class FocusConfig(PeftConfig, FocusSettings):
         super().__post_init__()
         self.peft_type = PEFT_TYPE
         self.validate()
+
+    @classmethod
+    def from_pretrained(
+        cls, pretrained_model_name_or_path: str, subfolder: str | None = None, **kwargs: Any
+    ) -> FocusConfig:
+        """Read the configuration in a folder or on the Hub, and check the weights beside it.
+
+        PEFT calls this before it loads the weights: here their file still has a name, and nothing has been added to
+        the model.
+
+        Raises:
+            ValueError: the configuration is out of range, or the weights are not what it says, or a pickle.
+        """
+        config = super().from_pretrained(pretrained_model_name_or_path, subfolder=subfolder, **kwargs)
+        hub_arguments, _, _ = cls._split_kwargs(kwargs)
+        weights = _find_weights(pretrained_model_name_or_path, subfolder, hub_arguments)
+        if weights is not None and config.layers is not None:
+            check_weights(weights, config)
+        return config
+
+
+def _find_weights(name: str, subfolder: str | None, hub_arguments: dict[str, Any]) -> Path | None:
+    """The adapter's safetensors file, or ``None`` if there is none; one that has only a pickle is refused."""
+    if os.path.isdir(name):
+        folder = Path(name, subfolder or "")
+        path = folder / WEIGHTS_FILE
+        if not path.is_file():
+            refuse_pickles([pickle for pickle in (WEIGHTS_NAME,) if (folder / pickle).is_file()], str(folder))
+            return None
+        return path
+    try:
+        return Path(hf_hub_download(name, WEIGHTS_FILE, subfolder=subfolder, **hub_arguments))
+    except EntryNotFoundError:
+        with suppress(EntryNotFoundError):
+            hf_hub_download(name, WEIGHTS_NAME, subfolder=subfolder, dry_run=True, **hub_arguments)
+            refuse_pickles([WEIGHTS_NAME], name)
+        return None
 
 
 __all__ = ["FORMAT_VERSION", "FocusConfig"]

@@ -7,15 +7,14 @@ from typing import Any
 
 from peft.config import PeftConfig
 from peft.tuners.tuners_utils import BaseTuner, check_target_module_exists
-from torch import nn
+from torch import Tensor, nn
 
+from ..records.adapter_files import ROUTER, AdapterFileError
 from .config import FocusConfig
 from .discovery import find_attention, is_causal_self_attention, is_local_by_design
 from .layer import FocusLayer
+from .loading import awaits_weights, guard, remove_guard, take_out, tensors_for
 from .pins import warn_if_other_base
-
-#: Name of the FocusLayer inside an attention module.
-ROUTER = "group_router"
 
 
 class FocusModel(BaseTuner):
@@ -57,6 +56,24 @@ class FocusModel(BaseTuner):
                 )
             setattr(peft_config, field, found)
         warn_if_other_base(peft_config, model)
+        guard(self.model)
+
+    @classmethod
+    def _remap_adapter_state_dict_for_load(
+        cls, model: Any, config: PeftConfig, adapter_name: str, state_dict: dict[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """What PEFT asks for the names under which it writes a file's tensors into a model.
+
+        Raises:
+            AdapterFileError: the file may not be loaded, see `tensors_for`; an adapter that was added for it is taken
+                out again.
+        """
+        try:
+            return tensors_for(model, adapter_name, state_dict)
+        except AdapterFileError:
+            if awaits_weights(model, adapter_name):
+                take_out(model, adapter_name)
+            raise
 
     def _check_target_module_exists(self, peft_config: PeftConfig, key: str) -> Any:  # type: ignore[override]
         return check_target_module_exists(self._found, key)
@@ -95,6 +112,7 @@ class FocusModel(BaseTuner):
                 delattr(module, ROUTER)
         if hasattr(self.model, "peft_config"):
             del self.model.peft_config
+        remove_guard(self.model)
         return self.model
 
 

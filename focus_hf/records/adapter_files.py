@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from ..escape import one_line
 from ..settings import FocusSettings
 
 CONFIG_FILE = "adapter_config.json"
@@ -18,6 +19,9 @@ WEIGHTS_FILE = "adapter_model.safetensors"
 RESULTS_FILE = "focus_results.json"
 GROUPS_FILE = "focus_groups.json"
 SAMPLE_FILE = "focus_sample.json"
+
+#: Name of the module that holds an attention layer's centroids: the last part but one of a tensor's name.
+ROUTER = "group_router"
 
 #: Everything that travels with an adapter, as patterns.
 ADAPTER_FILES = (
@@ -100,7 +104,7 @@ def read_config(folder: str | os.PathLike[str]) -> AdapterConfig:
     return config
 
 
-def check_tensors(shapes: Mapping[str, Sequence[int]], config: AdapterConfig, source: str) -> None:
+def check_tensors(shapes: Mapping[str, Sequence[int]], config: FocusSettings, source: str) -> None:
     """Check names and shapes of an adapter's tensors against its configuration.
 
     Raises:
@@ -112,11 +116,14 @@ def check_tensors(shapes: Mapping[str, Sequence[int]], config: AdapterConfig, so
         layers[layer][kind] = shape
     width, groups, dim = config.hidden_size, config.num_groups, config.group_dim
     expected = {"focus_proj": (dim, int(width or 0)), "focus_centroids": (groups, dim), "focus_balance": (groups,)}
-    for layer, found in sorted(layers.items()):
-        for kind in sorted(found.keys() - expected.keys()):
+    for name in sorted(shapes):
+        layer, _, kind = name.rpartition(".")
+        if kind not in expected or not layer.endswith(f".{ROUTER}"):
             raise AdapterFileError(
-                f"{source} holds {layer}.{kind}, which is not part of a Focus adapter; do not use it."
+                f"{source} holds {one_line(name)!r}, which is not part of a Focus adapter; do not use it."
             )
+    for layer, found in sorted(layers.items()):
+        layer = one_line(layer)
         for kind, shape in expected.items():
             if kind not in found:
                 raise AdapterFileError(f"{source} lacks {layer}.{kind}; it is incomplete, download it again.")
@@ -145,14 +152,27 @@ def check_adapter(folder: str | os.PathLike[str]) -> AdapterConfig:
     path = folder / WEIGHTS_FILE
     if not path.is_file():
         raise AdapterFileError(f"{path} does not exist; save or download the adapter again.")
+    check_weights(path, config)
+    return config
+
+
+def check_weights(path: Path, config: FocusSettings) -> None:
+    """Check a file of weights against its configuration, without torch.
+
+    Raises:
+        AdapterFileError: it is not whole, or a tensor is missing, foreign, of another shape, or not finite.
+    """
     try:
         shapes, not_finite = _read_tensors(path)
     except ValueError as error:
-        raise AdapterFileError(f"{path} is damaged or cut short ({error}); download it again.") from None
+        raise AdapterFileError(
+            f"{path} is damaged or cut short ({one_line(str(error))}); download it again."
+        ) from None
     check_tensors(shapes, config, str(path))
     if not_finite:
-        raise AdapterFileError(f"{path}: {not_finite} holds NaN or infinity; its training diverged, train it again.")
-    return config
+        raise AdapterFileError(
+            f"{path}: {one_line(not_finite)} holds NaN or infinity; its training diverged, train it again."
+        )
 
 
 #: Of each floating-point type: bytes of a number, and the mask of its exponent; all ones are NaN or infinity.
@@ -176,7 +196,7 @@ def _read_tensors(path: Path) -> tuple[dict[str, tuple[int, ...]], str | None]:
     for name, tensor in tensors:
         size, exponent = _EXPONENTS.get(tensor["dtype"], (0, 0))
         if not size:
-            raise ValueError(f"{name} has type {tensor['dtype']}, expected floating point")
+            raise ValueError(f"{one_line(name)} has type {tensor['dtype']}, expected floating point")
         bits = np.frombuffer(tensor["data"], dtype=f"<u{size}")
         if not_finite is None and bool(((bits & exponent) == exponent).any()):
             not_finite = name

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-import torch
 from peft import PeftModel, get_peft_model
-from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM
 
@@ -136,46 +134,11 @@ def test_a_config_with_an_impossible_value(adapter):
             load()
 
 
-def edit_weights(folder, change):
-    path = folder / "adapter_model.safetensors"
-    tensors = load_file(path)
-    change(tensors)
-    save_file(tensors, path, metadata={"format": "pt"})
-
-
-def first(tensors, kind):
-    return next(name for name in sorted(tensors) if name.endswith(kind))
-
-
-@pytest.mark.parametrize("kind", ["focus_proj", "focus_centroids", "focus_balance"])
-def test_nan_in_a_file(adapter, kind):
-    edit_weights(adapter, lambda tensors: tensors[first(tensors, kind)].view(-1)[:1].fill_(float("nan")))
-    loaded = [PeftModel.from_pretrained(base_model("llama"), adapter), base_model("llama")]
-    loaded[1].load_adapter(str(adapter))
-    for model in loaded:
-        with pytest.raises(ValueError, match="missing or non-finite centroids in model.layers.0.self_attn"):
-            logits(model, token_ids())
-
-
-def test_a_tensor_missing_from_the_file(adapter):
-    edit_weights(adapter, lambda tensors: tensors.pop(first(tensors, "focus_proj")))
-    loaded = [PeftModel.from_pretrained(base_model("llama"), adapter), base_model("llama")]
-    loaded[1].load_adapter(str(adapter))
-    for parameter in focus_layers(loaded[1])[0].focus_proj.values():
-        parameter.data.nan_to_num_()  # uninitialised memory may hold anything
-    for model in loaded:
-        with pytest.raises(ValueError, match="missing or non-finite centroids in model.layers.0.self_attn"):
-            logits(model, token_ids())
-
-
-def test_a_tensor_of_another_shape(adapter):
-    def change(tensors):
-        tensors[first(tensors, "focus_centroids")] = torch.zeros(5, 16)
-
-    edit_weights(adapter, change)
-    for load in load_both_ways(adapter):
-        with pytest.raises(RuntimeError, match="focus_centroids|size mismatch|ignore_mismatched_sizes"):
-            load()
+def test_an_adapter_that_was_never_loaded():
+    """Its configuration says that weights will come, and they did not."""
+    model = get_peft_model(base_model("llama"), focus_config(inference_mode=True))
+    with pytest.raises(ValueError, match="missing or non-finite centroids in model.layers.0.self_attn"):
+        logits(model, token_ids())
 
 
 def test_adapter_file_missing(adapter):
@@ -190,9 +153,6 @@ def test_adapter_file_missing(adapter):
 def test_adapter_file_cut_short(adapter):
     path = adapter / "adapter_model.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
-    for load in load_both_ways(adapter):
-        with pytest.raises(Exception, match="incomplete|not fully covered|corrupt"):
-            load()
     with pytest.raises(focus_hf.records.AdapterFileError, match="adapter_model.safetensors is damaged or cut short"):
         focus_hf.records.check_adapter(adapter)
 

@@ -1,0 +1,215 @@
+"""An adapter's file on its way into a model: only its own tensors arrive, whichever stock loader reads it.
+
+PEFT and transformers write every tensor of an adapter's file that bears the name of one in the model, the base
+model's weights included. PEFT asks the tuner how names of the file map to names of the model; transformers asks
+nobody, so a model with a Focus adapter has its ``_load_pretrained_model`` replaced by `load_own_tensors`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from peft.utils import WEIGHTS_NAME
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from ..escape import one_line
+from ..records.adapter_files import ROUTER, WEIGHTS_FILE, AdapterFileError, check_tensors, refuse_pickles
+from .config import FocusConfig
+from .layer import FocusLayer
+
+#: Where transformers' ``load_adapter`` hands over to what writes tensors into the model.
+_LOADER = "_load_pretrained_model"
+
+#: What wrappers of a model put into the names of its tensors.
+_WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
+
+#: As what the numbers of a file may be stored.
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+def guard(model: Any) -> None:
+    """Let transformers' ``load_adapter`` write nothing into this model but an adapter's own tensors."""
+    if hasattr(type(model), _LOADER):
+        model.__dict__[_LOADER] = load_own_tensors
+
+
+def remove_guard(model: Any) -> None:
+    """Back to how transformers loads by itself."""
+    model.__dict__.pop(_LOADER, None)
+
+
+def load_own_tensors(
+    *,
+    model: Any,
+    state_dict: dict[str, Tensor] | None,
+    checkpoint_files: Sequence[str] | None,
+    load_config: Any,
+    expected_keys: list[str] | None = None,
+) -> Any:
+    """What ``load_adapter`` calls in the place of ``PreTrainedModel._load_pretrained_model``, with its arguments.
+
+    The file of a Focus adapter is checked as a whole before anything is written, and its tensors are handed on under
+    the names that they have in the model. A file that is refused leaves the model as it was. Adapters of other types
+    pass through.
+
+    Raises:
+        AdapterFileError: see `tensors_for`.
+    """
+    load = getattr(type(model), _LOADER)
+    adapter_name, config = list(model.peft_config.items())[-1]  # `load_adapter` has just added it
+    if not isinstance(config, FocusConfig):
+        return load(
+            model=model,
+            state_dict=state_dict,
+            checkpoint_files=checkpoint_files,
+            load_config=load_config,
+            expected_keys=expected_keys,
+        )
+    source = (checkpoint_files or [_source(config)])[0]
+    try:
+        if state_dict is None:
+            state_dict = read_weights(source)
+        tensors = tensors_for(model, adapter_name, state_dict, source)
+    except AdapterFileError:
+        take_out(model, adapter_name)
+        raise
+    conversions = model.__dict__.get("_weight_conversions")
+    try:
+        return load(
+            model=model,
+            state_dict=tensors,
+            checkpoint_files=None,
+            load_config=replace(load_config, weight_mapping=[]),  # the names are the model's already
+            expected_keys=list(tensors),
+        )
+    finally:
+        if conversions is not None:  # how the base model's own weights are named in its files
+            model._weight_conversions = conversions
+
+
+def tensors_for(
+    model: nn.Module, adapter_name: str, tensors: Mapping[str, Tensor], source: str | None = None
+) -> dict[str, Tensor]:
+    """The tensors of an adapter's file under the names that they have in a model.
+
+    Args:
+        model: a model, or a `PeftModel` of it, into which the adapter has been injected.
+        adapter_name: which adapter.
+        tensors: the whole file: names as PEFT saves them, values of any device.
+        source: what to call it in an error.
+
+    Returns:
+        One tensor for each of the adapter's own in the model, and no other.
+
+    Raises:
+        AdapterFileError: the file holds a tensor that is not this adapter's, lacks one, or holds one that has
+            another shape or type, or is not finite.
+    """
+    config: FocusConfig = model.peft_config[adapter_name]  # type: ignore[index, assignment, union-attr]
+    source = source or _source(config)
+    check_tensors({name: tuple(tensor.shape) for name, tensor in tensors.items()}, config, source)
+    prefix = _base_prefix(model)
+    own = {_plain(name, prefix).removesuffix(f".{adapter_name}"): name for name in _own_names(model, adapter_name)}
+    found: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        target = own.get(_plain(name, prefix))
+        name = one_line(name)
+        if target is None:
+            raise AdapterFileError(
+                f"{source} holds {name}, for which the model has no place: it was made for another model, or is not "
+                "to be trusted. Nothing of it was loaded."
+            )
+        if target in found:
+            raise AdapterFileError(f"{source} holds {name} twice, under two names; download or save it again.")
+        if tensor.dtype not in _DTYPES:
+            raise AdapterFileError(
+                f"{source}: {name} has type {str(tensor.dtype).removeprefix('torch.')}, expected floating point; "
+                "download or save it again."
+            )
+        if not bool(torch.isfinite(tensor).all()):
+            raise AdapterFileError(f"{source}: {name} holds NaN or infinity; its training diverged, train it again.")
+        found[target] = tensor
+    if missing := sorted(own.values() - found.keys()):
+        raise AdapterFileError(f"{source} lacks {missing[0]}; it is incomplete, download it again.")
+    return found
+
+
+def read_weights(path: str) -> dict[str, Tensor]:
+    """All tensors of a safetensors file.
+
+    Raises:
+        AdapterFileError: it is missing, a pickle, or not whole.
+    """
+    folder, name = os.path.split(path)
+    pickle = os.path.join(folder, WEIGHTS_NAME)
+    refuse_pickles([name] if os.path.isfile(path) or not os.path.isfile(pickle) else [WEIGHTS_NAME], folder)
+    if not os.path.isfile(path):
+        raise AdapterFileError(f"{path} does not exist; save or download the adapter again.")
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        message = one_line(str(error))
+        raise AdapterFileError(f"{path} is damaged or cut short ({message}); download it again.") from None
+
+
+def awaits_weights(model: nn.Module, adapter_name: str) -> bool:
+    """Whether an adapter was added to be loaded and has not been: `FocusLayer` starts such a one as NaN."""
+    layers = [m for m in model.modules() if isinstance(m, FocusLayer) and adapter_name in m.configs]
+    return all(p.is_meta or not bool(torch.isfinite(p).any()) for p in (m.focus_proj[adapter_name] for m in layers))
+
+
+def take_out(model: Any, adapter_name: str) -> None:
+    """Take an adapter out again whose file could not be loaded, so that the model is what it was before."""
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    for attention in list(base.modules()):
+        router = getattr(attention, ROUTER, None)
+        if isinstance(router, FocusLayer) and adapter_name in router.configs:
+            router.delete_adapter(adapter_name)
+            if not router.configs:
+                router.remove()
+                delattr(attention, ROUTER)
+    base.peft_config.pop(adapter_name, None)
+    if not base.peft_config:
+        del base.peft_config
+        base._hf_peft_config_loaded = False
+        remove_guard(base)
+
+
+def _source(config: FocusConfig) -> str:
+    return f"The {WEIGHTS_FILE} of an adapter for {config.base_model_name_or_path or 'this model'}"
+
+
+def _own_names(model: nn.Module, adapter_name: str) -> list[str]:
+    """Names in the model's state dict of all tensors of one Focus adapter."""
+    kinds = (*FocusLayer.adapter_layer_names, *FocusLayer.other_param_names)
+    own = {
+        _unwrapped(f"{name}.{kind}.{adapter_name}")
+        for name, module in model.named_modules()
+        if isinstance(module, FocusLayer) and adapter_name in module.configs
+        for kind in kinds
+    }
+    return [name for name in model.state_dict() if _unwrapped(name) in own]
+
+
+def _base_prefix(model: Any) -> str:
+    """What stands before the names of a model's tensors if it has a head, and not if it has none."""
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    prefix = getattr(base, "base_model_prefix", "")
+    return f"{prefix}." if prefix else ""
+
+
+def _plain(name: str, prefix: str) -> str:
+    """A tensor's name without what differs between a file and the models that it fits."""
+    return _unwrapped(name).removeprefix("base_model.model.").removeprefix(prefix)
+
+
+def _unwrapped(name: str) -> str:
+    for wrapper in _WRAPPERS:
+        name = name.replace(wrapper, "")
+    return name
