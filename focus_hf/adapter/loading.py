@@ -110,7 +110,7 @@ def tensors_for(
         AdapterFileError: the file holds a tensor that is not this adapter's, lacks one, or holds one that has
             another shape or type, or is not finite.
     """
-    config: FocusConfig = model.peft_config[adapter_name]  # type: ignore[index, assignment, union-attr]
+    config: FocusConfig = model.peft_config[adapter_name]  # type: ignore[index, assignment]
     source = source or _source(config)
     check_tensors({name: tuple(tensor.shape) for name, tensor in tensors.items()}, config, source)
     prefix = _base_prefix(model)

@@ -38,7 +38,7 @@ def load_three_ways(adapter_id: str, base_id: str) -> dict[str, Any]:
 @torch.no_grad()
 def visit(adapter_id: str, expected: dict[str, Tensor]) -> dict[str, Any]:
     """Load the adapter in each way, compare logits with those of its author, and generate."""
-    base_id = focus_hf.FocusConfig.from_pretrained(adapter_id).base_model_name_or_path
+    base_id = str(focus_hf.FocusConfig.from_pretrained(adapter_id).base_model_name_or_path)
     models = load_three_ways(adapter_id, base_id)
     input_ids = expected["input_ids"]
     differences = {}
