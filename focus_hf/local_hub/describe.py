@@ -2,75 +2,16 @@
 
 from __future__ import annotations
 
-import math
-import re
-from datetime import UTC, date, datetime
+from datetime import UTC, datetime
 from typing import Any
 
-import yaml
-
+from ..front_matter import card_metadata
 from .repository import Entry, Repository
-
-_FRONT_MATTER = re.compile(r"\A---[ \t]*\r?\n(.*?)\r?\n---[ \t]*(?:\r?\n|\Z)", re.DOTALL)
-
-#: A card's metadata may have this many characters, and this many values once references in it are followed: a few
-#: lines of YAML can stand for billions.
-MAX_METADATA, MAX_VALUES = 512 * 1024, 50_000
 
 
 def iso(timestamp: float) -> str:
     """A time as the Hub writes it."""
     return datetime.fromtimestamp(timestamp, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def split_card(text: str) -> tuple[str, str]:
-    """The YAML block at the start of a card, empty if there is none, and the rest."""
-    match = _FRONT_MATTER.match(text)
-    return (match[1], text[match.end() :]) if match else ("", text)
-
-
-def front_matter(text: str) -> dict[str, Any]:
-    """Metadata at the start of a card, as JSON can hold it; empty if there is none.
-
-    Raises:
-        yaml.YAMLError: the block is not valid YAML.
-        ValueError: it is valid, but not a mapping, or too large.
-    """
-    block, _ = split_card(text)
-    if len(block) > MAX_METADATA:
-        raise ValueError("the metadata is too long")
-    try:
-        data = yaml.safe_load(block) if block.strip() else {}
-    except (RecursionError, OverflowError) as error:
-        raise ValueError(f"the metadata cannot be read: {error}") from None
-    if data is None:
-        return {}
-    if not isinstance(data, dict):
-        raise ValueError("the metadata must be a mapping of names to values")
-    return _Plain().convert(data)
-
-
-class _Plain:
-    """Turns what YAML can hold into what JSON can, counting the values."""
-
-    def __init__(self) -> None:
-        self.values = 0
-
-    def convert(self, value: Any, depth: int = 0) -> Any:
-        self.values += 1
-        if self.values > MAX_VALUES or depth > 50:
-            raise ValueError("the metadata is too large")
-        if isinstance(value, dict):
-            return {str(key): self.convert(item, depth + 1) for key, item in value.items()}
-        if isinstance(value, (list, tuple, set)):
-            return [self.convert(item, depth + 1) for item in value]
-        if isinstance(value, (date, datetime)):
-            return value.isoformat()
-        if isinstance(value, float) and not math.isfinite(value):
-            return None
-        if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 2**63:
-            return float(value) if abs(value) < 2**1000 else None
-        return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
 
 
 def card_data(repository: Repository, commit: str) -> dict[str, Any]:
@@ -83,8 +24,8 @@ def card_data(repository: Repository, commit: str) -> dict[str, Any]:
 
 def _card_data(repository: Repository, readme: Entry) -> dict[str, Any]:
     try:
-        return front_matter(repository.read(readme).decode("utf-8", "replace"))
-    except (yaml.YAMLError, ValueError):
+        return card_metadata(repository.read(readme).decode("utf-8", "replace"))
+    except ValueError:
         return {}
 
 

@@ -18,6 +18,9 @@ from .staging import Staging
 #: An upload must start within this many seconds after it was announced.
 UPLOAD_STARTS_WITHIN = 6 * 3600
 
+#: Bytes of a file: as many as the real Hub takes in one.
+MAX_LFS = 50 * 1000**3
+
 _BLOCK = 1 << 20
 
 

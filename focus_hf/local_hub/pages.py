@@ -25,6 +25,9 @@ _HEADERS = {
 #: Longer cards and files are offered for download only.
 MAX_SHOWN = 1_000_000
 
+#: Longer cards are shown as they were written: a table of as many characters takes about a second to render.
+MAX_RENDERED = 65_536
+
 
 def page(name: str, status: int = 200, **values: Any) -> HTMLResponse:
     """A page from the template ``local_hub_{name}``."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -82,8 +82,8 @@ class Repository:
     def resolve(self, revision: str) -> str:
         """The commit of a branch, tag, pull request (``refs/pr/N``) or commit hash."""
         refs = self.refs()
-        names = [f"refs/heads/{revision}", f"refs/tags/{revision}", revision if revision.startswith("refs/") else ""]
-        for name in names:
+        is_full = revision.startswith("refs/")  # and means nothing else, whatever a tag is called
+        for name in [revision] if is_full else [f"refs/heads/{revision}", f"refs/tags/{revision}"]:
             if name in refs:
                 return refs[name]
         if _HASH.fullmatch(revision) and ObjectID(revision.encode()) in self.git.object_store:
@@ -187,8 +187,9 @@ class Repository:
 
     def add_ref(self, ref: str, commit: str) -> None:
         name: Any = ref.encode("utf-8", "replace")
-        # A branch named like a commit would hide that commit.
-        if not check_ref_format(name) or _HASH.fullmatch(ref.split("/", 2)[-1]):
+        # A branch named like a commit would hide that commit, one named like a full reference that reference.
+        short = ref.split("/", 2)[-1]
+        if not check_ref_format(name) or _HASH.fullmatch(short) or short.startswith("refs/") or short == "HEAD":
             raise HubAnswer(400, f"Invalid reference name: {ref}")
         with self.lock.held():
             try:
@@ -286,6 +287,12 @@ class Repository:
         mark.touch()
 
 
+def folders_of(paths: Iterable[str]) -> set[str]:
+    """Every folder that holds a file, or a folder that does."""
+    folders = {path.rpartition("/")[0] for path in paths}
+    return folders | {f[:i] for f in folders for i, c in enumerate(f) if c == "/"}
+
+
 _GITATTRIBUTES = b"*.safetensors filter=lfs diff=lfs merge=lfs -text\n*.bin filter=lfs diff=lfs merge=lfs -text\n"
 
 
@@ -307,8 +314,7 @@ def _apply(changes: Changes, kept: dict[str, str]) -> None:
         taken = next((f for f in ("/".join(parts[:n]) for n in range(1, len(parts))) if f in kept), None)
         if taken and path in kept:
             raise HubAnswer(400, f"{path} cannot be added: {taken} is a file, not a folder")
-    folders = {path.rpartition("/")[0] for path in kept}
-    folders |= {f[:i] for f in folders for i, c in enumerate(f) if c == "/"}
+    folders = folders_of(kept)
     for path in changes.files:
         if path in kept and path in folders:
             raise HubAnswer(400, f"{path} cannot be added: it is a folder, not a file")

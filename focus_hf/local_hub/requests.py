@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -14,8 +14,14 @@ from starlette.responses import Response
 
 from .errors import HubAnswer
 
-#: Larger bodies than this are no JSON of a client's.
-MAX_JSON = 32 * 1024 * 1024
+#: Bytes of a JSON body. The longest that a client sends holds a whole card, to have its metadata checked.
+MAX_JSON = 8 * 1024 * 1024
+
+#: Files that one request may name; clients send a few hundred at a time.
+MAX_FILES = 25_000
+
+#: Fields of a form; no request has more than a handful.
+_MAX_FIELDS = 100
 
 Body = dict[str, Any]
 
@@ -25,25 +31,24 @@ def with_body(handler: Callable[[Request, Body], Response]) -> Callable[[Request
 
     @functools.wraps(handler)
     async def handle(request: Request) -> Response:
+        raw = bytearray()
         try:
-            body = await _fields(request)
+            async for chunk in request.stream():
+                raw += chunk
+                if len(raw) > MAX_JSON:
+                    raise HubAnswer(413, f"The request has more than {MAX_JSON:,} bytes")
         except ClientDisconnect:
             return Response(status_code=400)  # nobody is there to read it
-        return await run_in_threadpool(handler, request, body)
+        return await run_in_threadpool(lambda: handler(request, _fields(request, bytes(raw))))
 
     return handle
 
 
-async def _fields(request: Request) -> Body:
-    raw = bytearray()
-    async for chunk in request.stream():
-        raw += chunk
-        if len(raw) > MAX_JSON:
-            raise HubAnswer(413, "The request is too large")
-    if request.headers.get("content-type", "").startswith("application/x-www-form-urlencoded"):
-        return parse_qs(raw.decode("utf-8", "replace"))
+def _fields(request: Request, raw: bytes) -> Body:
     try:
-        body = json.loads(raw) if raw else {}
+        if request.headers.get("content-type", "").startswith("application/x-www-form-urlencoded"):
+            return parse_qs(raw.decode("utf-8", "replace"), max_num_fields=_MAX_FIELDS)
+        body = read_json(raw) if raw else {}
     except (ValueError, RecursionError):
         raise HubAnswer(400, "The request is not valid JSON") from None
     if body is None:
@@ -53,16 +58,53 @@ async def _fields(request: Request) -> Body:
     return body
 
 
-def text(body: Body, name: str, default: str | None = None) -> str:
+def read_json(raw: bytes) -> Any:
+    """JSON as the standard has it: Python's reader takes ``NaN`` and ``Infinity`` for numbers as well.
+
+    Raises:
+        ValueError: it is not valid.
+        RecursionError: it is nested too deep.
+    """
+    return json.loads(raw, parse_constant=_refuse)
+
+
+def _refuse(name: str) -> None:
+    raise ValueError(f"{name} is not a number in JSON")
+
+
+def text(body: Body, name: str, default: str | None = None, *, longest: int | None = None) -> str:
     """A field that must be text, and may only be empty or missing if there is a default.
 
     Raises:
-        HubAnswer: 400 if it is anything else.
+        HubAnswer: 400 if it is anything else, or has more than ``longest`` characters.
     """
     value = body.get(name) or default
-    if isinstance(value, str) and _encodes(value):
-        return value
-    raise HubAnswer(400, f"The request needs a text {name!r}")
+    if not isinstance(value, str) or not _encodes(value):
+        raise HubAnswer(400, f"The request needs a text {name!r}")
+    if longest is not None and len(value) > longest:
+        raise HubAnswer(400, f"{name} has {len(value):,} characters, more than {longest:,}")
+    return value
+
+
+def number_of_bytes(value: object) -> int:
+    """The size of a file, as a client states it.
+
+    Raises:
+        ValueError: no file can have it.
+    """
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
+        raise ValueError(f"{value!r} is not a number of bytes")
+    return value
+
+
+def check_count(items: Sequence[object]) -> None:
+    """Refuse a request that names more files than any client does.
+
+    Raises:
+        HubAnswer: 413.
+    """
+    if len(items) > MAX_FILES:
+        raise HubAnswer(413, f"The request names {len(items):,} files, more than {MAX_FILES:,}: send several")
 
 
 def _encodes(value: str) -> bool:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import base64
 import binascii
-import json
 import re
 import tempfile
+from collections.abc import Iterator
 from typing import IO, Any
 
-from dulwich.index import validate_path, validate_path_element_hfs, validate_path_element_ntfs
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
@@ -17,9 +16,16 @@ from starlette.responses import JSONResponse, Response
 from .access import Target, hub, target, writer
 from .discussions import new_discussion, pull_request_ref
 from .errors import HubAnswer
+from .paths import check_path
 from .repository import LFS_POINTER, Changes, read_pointer
-from .requests import Body, text, with_body
+from .requests import MAX_FILES, Body, check_count, number_of_bytes, read_json, text, with_body
 from .users import User
+
+#: Bytes of a commit. What does not go through LFS is small; the client sends a few hundred files at a time.
+MAX_COMMIT = 2 * 1024**3
+
+#: Bytes of a line of a commit beyond those of its file: names, and the JSON around them.
+_LINE_OVERHEAD = 64 * 1024
 
 _PULL_REQUEST = re.compile(r"refs/pr/([0-9]{1,9})")
 _ASK = "Forbidden: pass `create_pr=1` as a query parameter to create a Pull Request"
@@ -32,7 +38,8 @@ def preupload(request: Request, body: Body) -> Response:
     commit = found.repository.resolve(request.path_params["revision"])
     files, threshold, rows = found.repository.files(commit), hub(request).lfs_threshold, []
     try:
-        wanted = [(str(file["path"]), int(file["size"])) for file in body["files"]]
+        check_count(body["files"])
+        wanted = [(str(file["path"]), number_of_bytes(file["size"])) for file in body["files"]]
     except (KeyError, TypeError, ValueError):
         raise HubAnswer(400, "Malformed preupload") from None
     for path, size in wanted:
@@ -78,8 +85,12 @@ async def commit(request: Request) -> Response:
     """
     found, user = await run_in_threadpool(_committer, request)
     with tempfile.TemporaryFile(dir=hub(request).storage.staging.folder) as body:
+        received = 0
         try:
             async for chunk in request.stream():
+                received += len(chunk)
+                if received > MAX_COMMIT:
+                    raise HubAnswer(413, f"The commit has more than {MAX_COMMIT:,} bytes: send several")
                 await run_in_threadpool(body.write, chunk)
         except ClientDisconnect:
             return Response(status_code=400)  # nobody is there to read it
@@ -119,8 +130,8 @@ def _read_changes(request: Request, found: Target, body: IO[bytes]) -> tuple[dic
     header: dict[str, Any] = {}
     changes = Changes()
     try:
-        for line in body:
-            item = json.loads(line)
+        for line in _lines(body, longest=hub(request).lfs_threshold):
+            item = read_json(line)
             key, value = item["key"], item["value"]
             if key == "header":
                 header = dict(value)
@@ -144,6 +155,17 @@ def _read_changes(request: Request, found: Target, body: IO[bytes]) -> tuple[dic
     return header, changes
 
 
+def _lines(body: IO[bytes], longest: int) -> Iterator[bytes]:
+    """Lines of a commit; none is read that is longer than a file of ``longest`` bytes makes it."""
+    longest = longest * 4 // 3 + _LINE_OVERHEAD  # base64
+    for number, line in enumerate(iter(lambda: body.readline(longest + 1), b"")):
+        if len(line) > longest:
+            raise HubAnswer(413, f"A line of the commit has more than {longest:,} bytes: send large files through LFS")
+        if number > MAX_FILES:
+            raise HubAnswer(413, f"The commit changes more than {MAX_FILES:,} files: send several")
+        yield line
+
+
 def _pointer(request: Request, found: Target, oid: str) -> bytes:
     stored = hub(request).storage.lfs.path(oid)
     if not (stored.is_file() and found.repository.has_lfs(oid)):
@@ -156,22 +178,3 @@ def _check_pointer(request: Request, found: Target, content: bytes) -> None:
     named = read_pointer(content)
     if named and content != _pointer(request, found, named[0]):
         raise HubAnswer(400, f"LFS object {named[0]} has another size than its pointer says")
-
-
-def check_path(path: str) -> str:
-    """A path as a file of a repository may have.
-
-    Raises:
-        HubAnswer: 400 if it could leave the folder it is cloned or downloaded to, or be mistaken for git's own.
-    """
-    raw = path.rstrip("/").encode()
-    sound = (
-        validate_path(raw, validate_path_element_ntfs)
-        and validate_path(raw, validate_path_element_hfs)
-        and all(part and len(part) <= 255 for part in raw.split(b"/"))
-        and len(raw) <= 4096
-        and not re.search(rb"[\x00-\x1f\x7f\\]", raw)
-    )
-    if not sound:
-        raise HubAnswer(400, f"Invalid path in repository: {path[:300]!r}")
-    return path.rstrip("/")

@@ -26,6 +26,9 @@ from .users import User
 
 PAGE = 50
 
+#: Characters of a comment and of a title, as on other sites of this kind: all of them are read with the page.
+MAX_COMMENT, MAX_TITLE = 65_536, 512
+
 
 def list_discussions(request: Request) -> Response:
     found, query = target(request), request.query_params
@@ -53,9 +56,9 @@ def open_discussion(request: Request, body: Body) -> Response:
     """Whoever sees a repository may discuss it and suggest changes."""
     user, found = writer(request), target(request)
     base = "main" if body.get("pullRequest") else None
-    with new_discussion(found.repository, user.name, text(body, "title"), base) as entry:
+    with new_discussion(found.repository, user.name, text(body, "title", longest=MAX_TITLE), base) as entry:
         if body.get("description"):
-            add_comment(entry, user.name, text(body, "description"))
+            add_comment(entry, user.name, text(body, "description", longest=MAX_COMMENT))
         if base is not None:
             entry["status"] = "draft"
             found.repository.add_ref(pull_request_ref(entry["num"]), found.repository.resolve(base))
@@ -73,7 +76,7 @@ def discussion(request: Request) -> Response:
 def comment(request: Request, body: Body) -> Response:
     user, found = writer(request), target(request)
     with changing_discussion(found.repository, request.path_params["number"]) as entry:
-        event = add_comment(entry, user.name, text(body, "comment"))
+        event = add_comment(entry, user.name, text(body, "comment", longest=MAX_COMMENT))
     return JSONResponse({"newMessage": event})
 
 
@@ -89,7 +92,7 @@ def change_comment(request: Request, body: Body) -> Response:
         action = request.path_params["action"]
         if action not in ("edit", "hide"):
             raise HubAnswer(404, "Not found")
-        edit_comment(events[0], user.name, text(body, "content") if action == "edit" else None)
+        edit_comment(events[0], user.name, text(body, "content", longest=MAX_COMMENT) if action == "edit" else None)
     return JSONResponse({"updatedComment": events[0]})
 
 
@@ -98,7 +101,7 @@ def rename(request: Request, body: Body) -> Response:
     user, found = writer(request), target(request)
     with changing_discussion(found.repository, request.path_params["number"]) as entry:
         _check_author(found, user, entry.get("author"))
-        change = {"from": entry["title"], "to": text(body, "title")}
+        change = {"from": entry["title"], "to": text(body, "title", longest=MAX_TITLE)}
         entry["title"] = change["to"]
         event = add_event(entry, "title-change", user.name, change)
     return JSONResponse({"newTitle": event})
@@ -134,7 +137,7 @@ def merge(request: Request, body: Body) -> Response:
 
 def _set_status(entry: Discussion, user: User, status: str, body: Body) -> dict[str, Any]:
     if body.get("comment"):
-        add_comment(entry, user.name, text(body, "comment"))
+        add_comment(entry, user.name, text(body, "comment", longest=MAX_COMMENT))
     entry["status"] = status
     return add_event(entry, "status-change", user.name, {"status": status})
 

@@ -10,8 +10,8 @@ from starlette.responses import JSONResponse, Response
 
 from .access import hub, target, writer
 from .errors import HubAnswer
-from .lfs import check_signature, signed_query
-from .requests import Body, with_body
+from .lfs import MAX_LFS, check_signature, signed_query
+from .requests import Body, check_count, number_of_bytes, with_body
 
 
 @with_body
@@ -34,11 +34,13 @@ def lfs_batch(request: Request, body: Body) -> Response:
 
 def _objects(body: Body) -> list[tuple[str, int]]:
     try:
-        objects = [(str(item["oid"]), int(item["size"])) for item in body["objects"]]
+        check_count(body["objects"])
+        objects = [(str(item["oid"]), number_of_bytes(item["size"])) for item in body["objects"]]
     except (KeyError, TypeError, ValueError):
         raise HubAnswer(422, "Malformed LFS batch") from None
-    if any(size < 0 for _, size in objects):
-        raise HubAnswer(422, "Malformed LFS batch")
+    for oid, size in objects:
+        if size > MAX_LFS:
+            raise HubAnswer(422, f"{oid} has {size:,} bytes, more than {MAX_LFS:,}: split the file")
     return objects
 
 

@@ -13,13 +13,13 @@ from markupsafe import Markup
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ..front_matter import split_card
 from .access import KINDS, Target, hub, target, visitor
-from .describe import card_data, describe, iso, split_card
+from .describe import card_data, describe, iso
 from .discussions import details, find_discussion, summary
 from .errors import HubAnswer
 from .listing import visible
-from .markdown import to_html
-from .pages import MAX_SHOWN, card_html, file_url, page
+from .pages import MAX_RENDERED, MAX_SHOWN, card_html, file_url, page
 from .repository import Entry
 from .routes_files import PICTURES
 from .routes_trees import author_of, title_of
@@ -62,10 +62,11 @@ def card(request: Request) -> Response:
     commit = found.repository.resolve("main")
     files = found.repository.files(commit)
     text = _text(found, files.get("README.md"))
-    html = None if text is None else card_html(found, split_card(text)[1], files)
+    body = None if text is None else split_card(text)[1]
+    html = None if body is None or len(body) > MAX_RENDERED else card_html(found, body, files)
     counted = parameters(hub(request).storage.lfs, found.repository, commit)
     rows = [(name, _cell(value)) for name, value in card_data(found.repository, commit).items()]
-    return page("card", found=found, html=html, rows=rows, parameters=counted, closed=_closed(found))
+    return page("card", found=found, html=html, text=body, rows=rows, parameters=counted, closed=_closed(found))
 
 
 def _cell(value: Any) -> str:
@@ -195,7 +196,7 @@ def _event(event: dict[str, Any]) -> dict[str, Any]:
     data, html = event["data"], None
     if event["type"] == "comment":
         line = "(hidden)" if data["hidden"] else "edited" if data["edited"] else ""
-        html = Markup(to_html(data["latest"]["raw"]))
+        html = Markup(data["latest"]["html"])  # made safe when it was written
     elif event["type"] == "status-change":
         line = data["status"]
     elif event["type"] == "title-change":

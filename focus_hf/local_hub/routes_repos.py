@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import yaml
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from ..front_matter import card_metadata
 from .access import KINDS, find, hub, kind_of, target, visitor, writable, writer
-from .describe import describe, front_matter, iso
+from .describe import describe, iso
 from .errors import HubAnswer
 from .listing import chosen, expanded, listing, visible
 from .requests import Body, text, with_body
@@ -39,8 +39,8 @@ def validate_yaml(request: Request, body: Body) -> Response:
     """Check a card's metadata before it is committed."""
     errors = []
     try:
-        front_matter(text(body, "content", " "))
-    except (yaml.YAMLError, ValueError) as error:
+        card_metadata(text(body, "content", " "))
+    except ValueError as error:
         errors.append({"message": f"Invalid metadata in README.md: {error}"})
     return JSONResponse({"warnings": [], "errors": errors}, status_code=400 if errors else 200)
 

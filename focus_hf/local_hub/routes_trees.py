@@ -11,7 +11,8 @@ from starlette.responses import JSONResponse, Response
 from .access import target, writable
 from .describe import file_facts, iso
 from .errors import HubAnswer
-from .requests import Body, text, with_body
+from .repository import folders_of
+from .requests import Body, check_count, text, with_body
 
 
 def tree(request: Request) -> Response:
@@ -41,14 +42,18 @@ def tree(request: Request) -> Response:
 @with_body
 def paths_info(request: Request, body: Body) -> Response:
     found = target(request).repository
-    files = found.files(found.resolve(request.path_params["revision"]))
+    commit = found.resolve(request.path_params["revision"])
+    files = found.files(commit)
+    folders = found.remembered(("folders", commit), lambda: folders_of(files))
     wanted, rows = body.get("paths", []), []
-    for path in wanted if isinstance(wanted, list) else [wanted]:
+    wanted = wanted if isinstance(wanted, list) else [wanted]
+    check_count(wanted)
+    for path in wanted:
         if not isinstance(path, str):
             raise HubAnswer(400, "paths must be a list of texts")
         if path in files:
             rows.append({"type": "file", "path": path, **file_facts(files[path])})
-        elif any(name.startswith(path.rstrip("/") + "/") for name in files):
+        elif path.rstrip("/") in folders:
             rows.append({"type": "directory", "path": path, "oid": "0" * 40, "size": 0})
     return JSONResponse(rows)
 
@@ -96,8 +101,6 @@ def refs(request: Request) -> Response:
 @with_body
 def branch(request: Request, body: Body) -> Response:
     found, name = writable(request)[0].repository, request.path_params["ref"]
-    if name.startswith("refs/"):
-        raise HubAnswer(400, f"Invalid reference for a branch: {name}")
     if request.method == "DELETE":
         found.delete_ref(f"refs/heads/{name}")
     else:

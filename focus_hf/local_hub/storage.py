@@ -13,6 +13,7 @@ from huggingface_hub.utils import HFValidationError, validate_repo_id
 
 from .errors import HubAnswer
 from .lfs import LfsStore
+from .paths import is_device
 from .repository import Repository
 from .staging import Staging
 
@@ -53,6 +54,8 @@ class Storage:
             raise HubAnswer(400, str(error)) from None
         if repo_id.count("/") != 1:
             raise HubAnswer(400, f"Repository names are namespace/name, got {repo_id!r}")
+        if any(map(is_device, repo_id.split("/"))):
+            raise HubAnswer(400, f"{repo_id!r} is the name of a device on Windows")
         if repo_id.split("/")[0].lower() in RESERVED:
             raise HubAnswer(400, f"The namespace of {repo_id!r} is reserved")
         return self.root / kind / f"{repo_id}.git"

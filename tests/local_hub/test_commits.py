@@ -173,7 +173,7 @@ def test_bad_paths_are_refused(hub, api, repo, path):
 
 
 @pytest.mark.parametrize(
-    "path", ["größe/日本語.txt", "a b+c%20&?#.txt", "\u202egnp.exe", "x" * 255, "'\"<b>.md", "-rf", "~", "con.txt"]
+    "path", ["größe/日本語.txt", "a b+c%20&?#.txt", "\u202egnp.exe", "x" * 255, "'\"<b>.md", "-rf", "~", "console.txt"]
 )
 def test_odd_paths_come_back_as_they_are(hub, api, repo, path, tmp_path):
     assert commit(hub, repo, file(path, path.encode())).status_code == 200
@@ -230,7 +230,7 @@ def test_bad_references_are_refused(hub, api, repo, ref):
     answer = HTTP.post(f"{hub.endpoint}/api/models/{repo}/branch/{quote(ref, safe='')}", json={}, headers=HEADERS)
     assert answer.status_code == 400
     tag = HTTP.post(f"{hub.endpoint}/api/models/{repo}/tag/main", json={"tag": ref}, headers=HEADERS)
-    assert tag.status_code == (200 if ref == "refs/heads/x" else 400)
+    assert tag.status_code == 400
     assert [branch.name for branch in api.list_repo_refs(repo).branches] == ["main"]
 
 
