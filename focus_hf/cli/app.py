@@ -12,11 +12,38 @@ from typing import Any, TextIO
 import typer
 from rich.console import Console
 from rich.progress import Progress
+from typer.core import TyperGroup
 
 from ..progress import progress_display
 
+#: Commands under their headings, in the order in which somebody meets them.
+HEADINGS = {
+    "Start here": ("demo",),
+    "Make an adapter": ("train", "eval", "groups", "explore", "compare"),
+    "Share it": ("card", "push", "pull"),
+    "Find one, and trust it": ("search", "info", "verify"),
+    "This machine": ("hub", "bench"),
+}
+
+
+class _Commands(TyperGroup):
+    """The list of commands under `HEADINGS`, whichever module was imported first."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        order = [name for names in HEADINGS.values() for name in names]
+        return sorted(super().list_commands(ctx), key=lambda name: order.index(name) if name in order else len(order))
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        command = super().get_command(ctx, cmd_name)
+        if command is not None:
+            heading = next((title for title, names in HEADINGS.items() if cmd_name in names), None)
+            command.rich_help_panel = heading  # type: ignore[attr-defined]
+        return command
+
+
 app = typer.Typer(
     name="focus-hf",
+    cls=_Commands,
     help="Focus adapters: sparse long-range attention for Hugging Face models.",
     no_args_is_help=True,
     add_completion=False,

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ..escape import one_line
 from .app import app, show
+
+if TYPE_CHECKING:
+    from ..hub.search import Found
 
 
 @app.command(epilog="Example: focus-hf search --base org/llama --group punctuation --sort perplexity")
@@ -48,22 +53,27 @@ def search(
     if not found:
         typer.echo("No Focus adapter matches.")
         return
-    table = Table("adapter", "base model", "K", "k", "perplexity", "groups", "downloads", "likes", "updated", box=None)
-    for adapter in found:
-        change = adapter.perplexity_change
-        cells = [
-            adapter.repo_id,
-            adapter.base_model,
-            adapter.num_groups,
-            adapter.top_k,
-            None if change is None else f"{change:+.2f} %",
-            ", ".join(adapter.groups[:4]),
-            adapter.downloads,
-            adapter.likes,
-            adapter.updated,
-        ]
-        table.add_row(*(Text("" if cell is None else str(cell)) for cell in cells))
-    Console().print(table)
+    screen = Console()
+    for adapter in found:  # names stand whole on a line, however narrow the terminal is: they are copied
+        screen.print(Text(one_line(adapter.repo_id), style="bold"), soft_wrap=True)
+        for line in _described(adapter):
+            screen.print(Text(f"  {one_line(line)}"), soft_wrap=True)
+
+
+def _described(adapter: Found) -> Iterator[str]:
+    """What stands below an adapter's name in the list of a search."""
+    change = adapter.perplexity_change
+    facts = [
+        f"base {adapter.base_model}" if adapter.base_model else "",
+        f"K={adapter.num_groups}, k={adapter.top_k}" if adapter.num_groups else "",
+        "" if change is None else f"perplexity {change:+.2f} %",
+    ]
+    yield ", ".join(fact for fact in facts if fact) or "its card says nothing of it"
+    if adapter.groups:
+        more = f" and {len(adapter.groups) - 4} more" if len(adapter.groups) > 4 else ""
+        yield f"groups: {', '.join(adapter.groups[:4])}{more}"
+    updated = f", updated {adapter.updated}" if adapter.updated else ""
+    yield f"{adapter.downloads:,} downloads, {adapter.likes:,} likes{updated}"
 
 
 @app.command(epilog="Example: focus-hf info org/llama-focus")
@@ -93,6 +103,8 @@ def info(
 
 def _table(facts: dict[str, Any]) -> Table:
     table = Table(show_header=False, box=None)
+    table.add_column()
+    table.add_column(overflow="fold")  # names and hashes are copied: nothing is cut
     for name, value in facts.items():
         if value is None or value == {}:
             continue

@@ -57,7 +57,9 @@ def verify(
             json.dumps({"adapter": adapter, "holds": all_hold(claims), "claims": [c.to_dict() for c in claims]})
         )
     else:
-        table = Table("claim", "claimed", "measured", "verdict", "", box=None)
+        table = Table(box=None)
+        for column in ("claim", "claimed", "measured", "verdict", ""):
+            table.add_column(column, overflow="fold")
         for claim in claims:
             verdict = Text(claim.verdict, style=_STYLES[claim.verdict])
             table.add_row(Text(claim.what), Text(claim.claimed), Text(claim.measured or ""), verdict, Text(claim.note))

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 from focus_hf.adapter.save import save_adapter
 from focus_hf.cli import app, load_commands
+from focus_hf.cli.app import HEADINGS
 from focus_hf.local_hub import LocalHub
 from tests.families import focus_model, httpx
 
@@ -47,8 +48,13 @@ def test_every_command_has_help_with_an_example():
     commands = [command.name or command.callback.__name__ for command in app.registered_commands]
     expected = "train eval compare groups explore card push pull search verify info bench demo hub"
     assert set(expected.split()) == set(commands)
+    ordered = [command for names in HEADINGS.values() for command in names]
+    assert sorted(ordered) == sorted(commands)  # a new command has a heading
+    in_order = "Start here|demo|Make an adapter|train|eval|groups|explore|compare|Share it|card|push|pull|"
+    in_order += "Find one, and trust it|search|info|verify|This machine|hub|bench"
+    found = [re.search(rf"^.{{1,2}} {shown} ", listed.stdout, re.MULTILINE).start() for shown in in_order.split("|")]
+    assert found == sorted(found), listed.stdout
     for command in commands:
-        assert command in listed.stdout
         shown = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200"})
         assert shown.exit_code == 0 and f"Example: focus-hf {command}" in shown.output, shown.output
 

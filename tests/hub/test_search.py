@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import re
 import subprocess
 import sys
 
@@ -140,14 +141,33 @@ def test_info_reads_no_weights(hub, monkeypatch):
     assert local["bytes"] == facts["bytes"] and len(local["weights_sha256"]) == 64
 
 
-def run(hub, tmp_path, *arguments):
+def run(hub, tmp_path, *arguments, columns="200"):
     """The command as people have it: its script, which enters the package without torch."""
     import os
     from pathlib import Path
 
     script = Path(sys.executable).with_name("hf-focus")
-    environment = {**os.environ, "HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path), "COLUMNS": "200"}
+    environment = {**os.environ, "HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path), "COLUMNS": columns}
     return subprocess.run([script, *arguments], capture_output=True, text=True, env=environment)
+
+
+def test_names_are_whole_in_a_narrow_terminal(hub, tmp_path):
+    name = "ada/a-name-that-is-as-long-as-names-of-adapters-on-the-hub-can-be-and-goes-beyond-a-line"
+    api = HfApi(endpoint=hub.endpoint, token="t")
+    api.create_repo(name)
+    card = f'---\ntags: [focus]\nbase_model: org/{"long-" * 15}base\nfocus: {{groups: ["NOUN\\e[31m"]}}\n---\n'
+    api.upload_file(path_or_fileobj=card.encode(), path_in_repo="README.md", repo_id=name)
+    try:
+        shown = run(hub, tmp_path, "search", columns="80").stdout
+        assert name in shown.splitlines() and "ada/law-focus" in shown.splitlines()
+        assert f"  base org/{'long-' * 15}base" in shown.splitlines()
+        assert "  base org/llama, K=4, k=1, perplexity +2.00 %" in shown.splitlines()
+        assert "\x1b" not in shown and "NOUN" in shown
+        shown = run(hub, tmp_path, "info", "ada/law-focus", columns="40").stdout
+        commit = api.model_info("ada/law-focus").sha
+        assert commit in re.sub(r"\s", "", shown) and "…" not in shown
+    finally:
+        api.delete_repo(name)
 
 
 def test_search_and_info_on_the_command_line(hub, tmp_path):
