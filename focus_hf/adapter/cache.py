@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer, EncoderDecoderCache
 
-from ..attention import MAX_GROUPS, PADDING, Pattern, SequenceStore
+from ..attention import MAX_GROUPS, PADDING, Pattern, Scores, SequenceStore
 from ..attention.kernels import Kernel
 
 #: Cached tokens from which storage by groups pays, for each slab that a query reads (measured on CPU).
@@ -125,8 +125,7 @@ def attend_stores(
     value: Tensor,
     positions: Tensor,
     memberships: Tensor,
-    scale: float,
-    sink_logits: Tensor | None,
+    scores: Scores,
     kernel: Kernel,
 ) -> Tensor | None:
     """Attention of new tokens against a layer stored by groups, which takes them in.
@@ -137,7 +136,7 @@ def attend_stores(
         key, value: ``(B, H_kv, Q, D)``, of the new tokens only.
         positions: ``(B, tokens seen + Q)``.
         memberships: ``(B, Q, K)`` bool.
-        scale, sink_logits: see `focus_attention`.
+        scores: plain ones.
         kernel: the backend.
 
     Returns:
@@ -158,9 +157,9 @@ def attend_stores(
         store.append(
             key[row, :, real], value[row, :, real], real + seen, new_positions[row, real], memberships[row, real]
         )
-        whole = store.attend(query[row, :, real].transpose(0, 1), scale, kernel)
-        if sink_logits is not None:
-            whole.add_logits(sink_logits)
+        whole = store.attend(query[row, :, real].transpose(0, 1), scores.scale, kernel)
+        if scores.sink_logits is not None:
+            whole.add_logits(scores.sink_logits)
         output[row, real] = whole.output.to(output.dtype)
         store.settle()
     layer.num_stored += query.shape[2]

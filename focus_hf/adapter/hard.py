@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..attention import Kernel, Pattern, find_kernel, focus_attention, kernel_named
+from ..attention import Pattern, Scores, find_kernel, focus_attention, kernel_named
 from .cache import append_memberships, attend_stores, can_store_by_groups, store_by_groups
 from .call import Routing
-from .masks import align, read_mask
+from .masks import problem_of, read_mask
 
 
 def hard_attention(
@@ -17,10 +17,7 @@ def hard_attention(
     key: Tensor,
     value: Tensor,
     mask: Tensor | None,
-    scale: float,
-    softcap: float | None,
-    s_aux: Tensor | None,
-    dropout: float,
+    scores: Scores,
     *,
     is_sliding: bool,
 ) -> Tensor:
@@ -32,7 +29,7 @@ def hard_attention(
         key: ``(B, H_kv, S, D)``; of the new tokens only, if the cache layer is stored by groups.
         value: ``(B, H_kv, S, D_v)``, likewise.
         mask: see `masks.read_mask`.
-        scale, softcap, s_aux, dropout: see `interface.focus_attention_forward`.
+        scores: how they are made.
         is_sliding: the layer's own attention has a sliding window.
 
     Returns:
@@ -48,72 +45,31 @@ def hard_attention(
             f"kernel {kernel.name!r} cannot compute this attention: {why}. Choose another one, or 'auto', with "
             "focus_hf.set_routing(model, kernel=...)."
         )
-    plain = softcap is None and dropout == 0.0
     if routing.in_stores:
         total = layer.get_seq_length() + key.shape[2]
         positions, documents, extra_mask = read_mask(mask, query.shape, total, query.device)
-        if plain and extra_mask is None and documents is None:
-            output = attend_stores(layer, query, key, value, positions, memberships, scale, s_aux, kernel)
+        if scores.is_plain and extra_mask is None and documents is None:
+            output = attend_stores(layer, query, key, value, positions, memberships, scores, kernel)
             if output is not None:
                 return output
         layer.restore()
         memberships = append_memberships(layer, memberships, owner=routing.owner)
         key, value = layer.update(key, value)
 
-    pattern = (routing.pattern.local_window, routing.pattern.sink_tokens, routing.pattern.dense_below)
-    arguments = (query, key, value, mask, memberships, s_aux, *pattern, scale, softcap, dropout, is_sliding)
     learns = torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value))
     if torch.compiler.is_compiling() and not learns:
-        return _compiled(*arguments, routing.path, kernel.name).transpose(1, 2)
-    output = _attend(*arguments, routing.path, kernel)
+        p, s = routing.pattern, scores
+        numbers = (p.local_window, p.sink_tokens, p.dense_below, s.scale, s.softcap, s.dropout, is_sliding)
+        output = _compiled(query, key, value, mask, memberships, s.sink_logits, *numbers, routing.path, kernel.name)
+        return output.transpose(1, 2)
+    problem = problem_of(query, key, value, mask, routing.pattern, memberships, scores, is_sliding=is_sliding)
+    output = focus_attention(problem, path=routing.path, kernel=kernel)
 
-    groups_pay = layer is not None and plain and routing.path in ("auto", "grouped") and not output.requires_grad
-    if groups_pay and can_store_by_groups(layer, memberships.shape[-1], routing.top_k):
-        positions, documents, extra_mask = read_mask(mask, query.shape, key.shape[2], query.device)
-        if extra_mask is None and documents is None:
-            store_by_groups(layer, routing.pattern, positions)
+    one_document = problem.is_plain and problem.who.documents is None
+    groups_pay = layer is not None and routing.path in ("auto", "grouped") and not output.requires_grad
+    if one_document and groups_pay and can_store_by_groups(layer, memberships.shape[-1], routing.top_k):
+        store_by_groups(layer, routing.pattern, problem.who.positions)
     return output
-
-
-def _attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    memberships: Tensor,
-    s_aux: Tensor | None,
-    local_window: int,
-    sink_tokens: int,
-    dense_below: int,
-    scale: float,
-    softcap: float | None,
-    dropout: float,
-    is_sliding: bool,
-    path: str,
-    kernel: Kernel,
-) -> Tensor:
-    """`focus_attention` under whatever mask the base model made."""
-    seen = memberships.shape[1]
-    key, value, memberships, mask = align(key, value, memberships, mask)
-    positions, documents, extra_mask = read_mask(
-        mask, query.shape, key.shape[2], query.device, dropped=seen - key.shape[2], is_sliding=is_sliding
-    )
-    return focus_attention(
-        query,
-        key,
-        value,
-        Pattern(local_window, sink_tokens, dense_below),
-        positions,
-        memberships,
-        scale,
-        documents=documents,
-        extra_mask=extra_mask,
-        softcap=softcap,
-        sink_logits=s_aux,
-        dropout=dropout,
-        path=path,
-        kernel=kernel,
-    )
 
 
 # Which tokens meet depends on the data, which torch.compile cannot trace and a CUDA graph cannot record: to both, the
@@ -136,10 +92,10 @@ def _compiled(
     path: str,
     kernel: str,
 ) -> Tensor:
-    """`_attend` as an operation: ``(B, Q, H, D_v)``, contiguous."""
-    numbers = (local_window, sink_tokens, dense_below, scale, softcap, dropout, is_sliding)
-    output = _attend(query, key, value, mask, memberships, s_aux, *numbers, path, kernel_named(kernel))
-    return output.transpose(1, 2).contiguous()
+    """`focus_attention` under the model's mask, as an operation: ``(B, Q, H, D_v)``, contiguous."""
+    pattern, scores = Pattern(local_window, sink_tokens, dense_below), Scores(scale, softcap, s_aux, dropout)
+    problem = problem_of(query, key, value, mask, pattern, memberships, scores, is_sliding=is_sliding)
+    return focus_attention(problem, path=path, kernel=kernel_named(kernel)).transpose(1, 2).contiguous()
 
 
 @_compiled.register_fake

@@ -9,10 +9,19 @@ from torch import Tensor, nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from ..attention import HARD_GATE, credit_memberships, focus_attention, gated_attention, masked_attention
-from .call import RoutedConfig, Routing
+from ..attention import (
+    HARD_GATE,
+    Kernel,
+    Problem,
+    Scores,
+    credit_memberships,
+    focus_attention,
+    gated_attention,
+    masked_attention,
+)
+from .call import RoutedConfig, SoftGate
 from .hard import hard_attention
-from .masks import causal_mask, read_mask
+from .masks import causal_mask, problem_of
 
 
 def focus_attention_forward(
@@ -54,21 +63,20 @@ def focus_attention_forward(
             f"Focus cannot read a {type(attention_mask).__name__} mask. Load the base model with "
             'attn_implementation="sdpa" (or "focus") instead of "flex_attention".'
         )
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    scores = Scores(query.shape[-1] ** -0.5 if scaling is None else scaling, softcap, s_aux, dropout)
     routing = getattr(module.config, "routing", None) if isinstance(module.config, RoutedConfig) else None
     if routing is None:
-        return _dense(module, query, key, value, attention_mask, scale, dropout, softcap, s_aux, kwargs)
+        return _dense(module, query, key, value, attention_mask, scores, kwargs)
 
     query, key, value = _under_autocast(query, key, value)
     if routing.attention_observer is not None:
-        routing.attention_observer(query, key, scale, routing.memberships)
+        routing.attention_observer(query, key, scores.scale, routing.memberships)
     is_sliding = kwargs.get("sliding_window") is not None
     if routing.soft is not None:
-        output = _soft_attention(routing, query, key, value, attention_mask, scale, softcap, s_aux, dropout)
+        problem = problem_of(query, key, value, attention_mask, routing.pattern, routing.memberships, scores)
+        output = _soft_attention(problem, routing.soft, routing.kernel)
     else:
-        output = hard_attention(
-            routing, query, key, value, attention_mask, scale, softcap, s_aux, dropout, is_sliding=is_sliding
-        )
+        output = hard_attention(routing, query, key, value, attention_mask, scores, is_sliding=is_sliding)
     return output.transpose(1, 2).contiguous(), None
 
 
@@ -80,43 +88,12 @@ def _under_autocast(*tensors: Tensor) -> list[Tensor]:
     return [tensor.to(torch.get_autocast_dtype(device)) for tensor in tensors]
 
 
-def _soft_attention(
-    routing: Routing,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    scale: float,
-    softcap: float | None,
-    s_aux: Tensor | None,
-    dropout: float,
-) -> Tensor:
-    """Training: ``(B, H, T, D)`` each."""
-    assert routing.soft is not None
-    positions, documents, extra_mask = read_mask(mask, query.shape, key.shape[2], query.device)
-    masks: dict[str, Any] = {
-        "documents": documents,
-        "extra_mask": extra_mask,
-        "softcap": softcap,
-        "sink_logits": s_aux,
-    }
-    if routing.soft.name == HARD_GATE:
-        tensors, options = (query, key, value, routing.pattern, positions), {**masks, "kernel": routing.kernel}
-        output = focus_attention(*tensors, routing.memberships, scale, **options, dropout=dropout)
-        return credit_memberships(output, routing.soft.assignments, *tensors, scale, **options)
-    return gated_attention(
-        query,
-        key,
-        value,
-        routing.pattern,
-        positions,
-        routing.soft.assignments,
-        scale,
-        gate=routing.soft.name,
-        strength=routing.soft.strength,
-        **masks,
-        dropout=dropout,
-    )
+def _soft_attention(problem: Problem, soft: SoftGate, kernel: Kernel | None) -> Tensor:
+    """Training: ``(B, H, T, D_v)``."""
+    if soft.name == HARD_GATE:
+        output = focus_attention(problem, kernel=kernel)
+        return credit_memberships(output, soft.assignments, problem, kernel=kernel)
+    return gated_attention(problem, soft.assignments, gate=soft.name, strength=soft.strength)
 
 
 def _dense(
@@ -125,10 +102,7 @@ def _dense(
     key: Tensor,
     value: Tensor,
     mask: Tensor | None,
-    scale: float,
-    dropout: float,
-    softcap: float | None,
-    s_aux: Tensor | None,
+    scores: Scores,
     kwargs: dict[str, Any],
 ) -> tuple[Tensor, None]:
     """Attention of an unrouted module in a model loaded with ``attn_implementation="focus"``: SDPA's."""
@@ -147,9 +121,11 @@ def _dense(
         )
     elif mask is None and 1 < num_queries < num_keys:
         mask = causal_mask(num_queries, num_keys, query.device)[None, None]
-    if softcap is None and s_aux is None:
-        return sdpa_attention_forward(module, query, key, value, mask, dropout=dropout, scaling=scale, **kwargs)
+    if scores.softcap is None and scores.sink_logits is None:
+        return sdpa_attention_forward(
+            module, query, key, value, mask, dropout=scores.dropout, scaling=scores.scale, **kwargs
+        )
     if mask is None:
         mask = causal_mask(num_queries, num_keys, query.device)[None, None]
-    output = masked_attention(query, key, value, mask, scale, softcap=softcap, sink_logits=s_aux, dropout=dropout)
+    output = masked_attention(query, key, value, mask, scores)
     return output.transpose(1, 2).contiguous(), None

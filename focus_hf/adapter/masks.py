@@ -9,24 +9,45 @@ import torch
 from torch import Tensor
 from transformers.masking_utils import causal_mask_function, flash_attention_mask, sdpa_mask
 
-from ..attention import PADDING
+from ..attention import PADDING, Pattern, Problem, Scores, WhoAttends
 
 
-def align(
-    key: Tensor, value: Tensor, memberships: Tensor, mask: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Make keys, memberships and mask cover the same tokens.
+def problem_of(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    pattern: Pattern,
+    memberships: Tensor,
+    scores: Scores,
+    *,
+    is_sliding: bool = False,
+) -> Problem:
+    """The attention problem that a model poses with these tensors, under whatever mask it made.
 
-    A static cache returns unused room after the tokens seen; a sliding one has dropped the oldest keys.
+    Args:
+        query: ``(B, H, Q, D)``.
+        key: ``(B, H_kv, S, D)``; a static cache returns unused room after the tokens seen, a sliding one has dropped
+            the oldest.
+        value: ``(B, H_kv, S, D_v)``.
+        mask: see `read_mask`.
+        pattern: window, sinks, dense start.
+        memberships: ``(B, tokens seen, K)`` bool.
+        scores: how they are made.
+        is_sliding: the mask is that of a sliding window.
     """
-    seen = memberships.shape[1]
+    seen, dropped = memberships.shape[1], 0
     if key.shape[2] > seen:
         key, value = key[:, :, :seen], value[:, :, :seen]
         mask = mask[..., :seen] if mask is not None else None
     else:
-        memberships = memberships[:, seen - key.shape[2] :]
+        dropped = seen - key.shape[2]
+        memberships = memberships[:, dropped:]
         mask = mask[..., -key.shape[2] :] if mask is not None else None
-    return key, value, memberships, mask
+    positions, documents, extra_mask = read_mask(
+        mask, query.shape, key.shape[2], query.device, dropped=dropped, is_sliding=is_sliding
+    )
+    return Problem(query, key, value, WhoAttends(pattern, positions, memberships, documents, extra_mask), scores)
 
 
 def read_mask(

@@ -6,11 +6,12 @@ from .gated import GATES, HARD_GATE, gated_attention
 from .grouped import grouped_focus_attention
 from .hard_gate import credit_memberships
 from .kernels import KERNELS, Kernel, find_kernel, kernel_named
-from .mask import PADDING, Pattern, attended_pairs, count_pairs, share_a_group
+from .mask import PADDING, Pattern, WhoAttends, attended_pairs, count_pairs, share_a_group
 from .masked import masked_attention, masked_focus_attention
 from .merge import Accumulator, merge
 from .paths import PATHS, focus_attention
 from .plan import make_plan
+from .problem import Problem, Scores
 
 __all__ = [
     "GATES",
@@ -22,7 +23,10 @@ __all__ = [
     "Accumulator",
     "Kernel",
     "Pattern",
+    "Problem",
+    "Scores",
     "SequenceStore",
+    "WhoAttends",
     "attended_pairs",
     "biased_focus_attention",
     "count_pairs",

@@ -15,6 +15,7 @@ from .kernels import cpu_flash
 from .mask import PADDING, Pattern, share_a_group
 from .merge import merge
 from .plan import sequences
+from .problem import Problem
 from .rows import take
 from .scratch import scratch
 
@@ -25,31 +26,23 @@ BIAS_SIZE = 2**22
 MIN_QUERIES = 1024
 
 
-def biased_focus_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    pattern: Pattern,
-    positions: Tensor,
-    memberships: Tensor,
-    scale: float,
-    *,
-    documents: Tensor | None = None,
-) -> Tensor:
-    """Hard Focus attention of the last ``Q`` of ``S`` tokens. Inference on CPU.
+def biased_focus_attention(problem: Problem) -> Tensor:
+    """Hard Focus attention under a bias. Inference on CPU, without sink logits.
 
-    Arguments and result as for `grouped_focus_attention`; tokens without a group are allowed.
+    Returns:
+        As `grouped_focus_attention`.
     """
-    batch, num_heads, num_queries, _ = query.shape
-    output = query.new_empty(batch, num_queries, num_heads, value.shape[-1])
-    if documents is not None or not bool((positions != PADDING).all()):
+    who, scale = problem.who, problem.scores.scale
+    batch, num_heads, num_queries, _ = problem.query.shape
+    output = problem.query.new_empty(batch, num_queries, num_heads, problem.value.shape[-1])
+    if who.documents is not None or not bool((who.positions != PADDING).all()):
         output.zero_()  # padding
-    q, k, v = (x.transpose(1, 2) for x in (query, key, value))
-    for row, tokens, queries in sequences(positions, num_queries, documents):
-        groups, place = take(memberships[row], tokens), take(positions[row], tokens)
+    q, k, v = (x.transpose(1, 2) for x in (problem.query, problem.key, problem.value))
+    for row, tokens, queries in sequences(who, num_queries):
+        groups, place = take(who.memberships[row], tokens), take(who.positions[row], tokens)
         some = take(q[row], queries), take(k[row], tokens), take(v[row], tokens)
         into = output[row, queries]  # a view of the output, if its tokens are adjacent
-        _sequence(*some, pattern, groups, place, scale, into)
+        _sequence(*some, who.pattern, groups, place, scale, into)
         if not isinstance(queries, slice):
             output[row, queries] = into
     return output.transpose(1, 2)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .grouped import attend_parts
 from .kernels import Call, Kernel
-from .mask import Pattern, attended_pairs
+from .mask import Pattern, WhoAttends, attended_pairs
 from .merge import Accumulator
 from .plan import make_plan
 from .rows import Rows
@@ -189,16 +189,15 @@ class SequenceStore:
     def _attend_recent(self, query: Tensor, scale: float, kernel: Kernel) -> Accumulator:
         assert self.recent is not None
         num_queries = query.shape[0]
-        positions = self.recent.positions[None]
-        memberships = unpack_groups(self.recent.facts[:, 2], self.num_groups)[None]
+        memberships = unpack_groups(self.recent.facts[:, 2], self.num_groups)
+        who = WhoAttends(self.pattern, self.recent.positions[None], memberships[None])
         k, v = self.recent.keys.transpose(0, 1), self.recent.values.transpose(0, 1)
         if num_queries >= PLAN_QUERIES:
-            plan = make_plan(self.pattern, positions, memberships, num_queries)
+            plan = make_plan(who, num_queries)
             return attend_parts(query, k, v, plan, scale, kernel)
         whole = Accumulator(num_queries, query.shape[1], v.shape[-1], query, every_query=True)
-        new = slice(positions.shape[1] - num_queries, None)
-        pairs = attended_pairs(self.pattern, positions[:, new], positions, memberships[:, new], memberships)
-        whole.put(slice(0, num_queries), *_masked_with_lse(query, k, v, pairs[0], scale))
+        pairs = attended_pairs(who, slice(self.recent.length - num_queries, None))
+        whole.put(slice(0, num_queries), *_masked_with_lse(query, k, v, pairs[0, 0], scale))
         return whole
 
     def crop(self, columns: int) -> None:

@@ -11,9 +11,10 @@ from torch.utils.checkpoint import checkpoint
 
 from .additive_gate import additive_gate_attention
 from .kernels import find_kernel
-from .mask import Pattern, training_pairs
+from .mask import dense_pairs, distant_pairs
 from .masked import masked_attention
 from .plan import sequences
+from .problem import Problem
 from .rows import take
 
 #: Queries handled together where scores are spelled out: ``B * H * QUERY_CHUNK * T`` of them at a time.
@@ -38,23 +39,7 @@ def gate_affinity(queries: Tensor, keys: Tensor) -> Tensor:
     return product - (product - 1.0).clamp(min=0.0).detach()
 
 
-def gated_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    pattern: Pattern,
-    positions: Tensor,
-    assignments: Tensor,
-    scale: float,
-    *,
-    gate: str,
-    strength: float,
-    documents: Tensor | None = None,
-    extra_mask: Tensor | None = None,
-    softcap: float | None = None,
-    sink_logits: Tensor | None = None,
-    dropout: float = 0.0,
-) -> Tensor:
+def gated_attention(problem: Problem, assignments: Tensor, *, gate: str, strength: float) -> Tensor:
     """Causal attention in which distant pairs are gated by their affinity; differentiable in ``assignments``.
 
     Local pairs (``i - j <= w``) and pairs with a sink are untouched. The gates:
@@ -64,76 +49,61 @@ def gated_attention(
     * ``"multiplicative"`` (paper, eq. 2): the score is multiplied by ``sigmoid(strength * affinity)``. It never
       removes a pair, so hard inference computes another function than this.
 
-    Queries below ``pattern.dense_below`` are not gated, as in hard attention.
+    Queries below ``dense_below`` are not gated, as in hard attention.
 
     The additive gate on distributions runs on attention kernels (see `additive_gate_attention`). Anything else is
     spelled out for some queries at a time and computed again in the backward pass.
 
     Args:
-        query: ``(B, H, T, D)``.
-        key: ``(B, H_kv, T, D)``.
-        value: ``(B, H_kv, T, D_v)``.
-        pattern: window, sinks, dense start.
-        positions: ``(B, T)`` integers, ``PADDING`` for padding.
+        problem: whole sequences, ``Q = S = T``. Its memberships do not matter here.
         assignments: ``(B, T, K)`` float, soft or straight-through.
-        scale: factor on ``q . k``.
         gate: a name in `GATES`.
         strength: ``lambda``, non-negative.
-        documents, extra_mask: see `masked_focus_attention`.
-        softcap, sink_logits, dropout: see `masked_attention`.
 
     Returns:
         ``(B, H, T, D_v)``; rows of padding are not defined.
     """
-    plain = extra_mask is None and softcap is None and sink_logits is None and dropout == 0.0
+    plain = problem.is_plain and problem.scores.sink_logits is None
     if gate == "additive" and plain and _are_distributions(assignments):
-        return _by_kernels(query, key, value, pattern, positions, assignments, scale, strength, documents)
+        return _by_kernels(problem, assignments, strength)
+    who, scores = problem.who, problem.scores
 
     def some_queries(start: int, stop: int, q: Tensor, k: Tensor, v: Tensor, g: Tensor) -> Tensor:
-        rows = slice(start, stop)
-        allowed, gated = training_pairs(pattern, positions, rows, slice(0, stop), documents, extra_mask)
-        factor, bias = GATES[gate](gate_affinity(g[:, rows], g[:, :stop]), gated, strength)
+        rows, columns = slice(start, stop), slice(0, stop)
+        distant = distant_pairs(who, rows, columns)
+        factor, bias = GATES[gate](gate_affinity(g[:, rows], g[:, columns]), distant, strength)
         return masked_attention(
             q,
-            k[:, :, :stop],
-            v[:, :, :stop],
-            allowed,
-            scale,
+            k[:, :, columns],
+            v[:, :, columns],
+            dense_pairs(who, rows, columns),
+            scores,
             gate=None if factor is None else factor[:, None],
             bias=None if bias is None else bias[:, None],
-            softcap=softcap,
-            sink_logits=sink_logits,
-            dropout=dropout,
         )
 
     outputs = []
-    for start in range(0, query.shape[2], QUERY_CHUNK):
-        stop = min(start + QUERY_CHUNK, query.shape[2])
-        arguments: tuple[Any, ...] = (start, stop, query[:, :, start:stop], key, value, assignments)
-        again = torch.is_grad_enabled() and query.shape[2] > QUERY_CHUNK
+    length = problem.num_queries
+    for start in range(0, length, QUERY_CHUNK):
+        stop = min(start + QUERY_CHUNK, length)
+        tensors = (problem.query[:, :, start:stop], problem.key, problem.value, assignments)
+        arguments: tuple[Any, ...] = (start, stop, *tensors)
+        again = torch.is_grad_enabled() and length > QUERY_CHUNK
         outputs.append(
             checkpoint(some_queries, *arguments, use_reentrant=False) if again else some_queries(*arguments)
         )
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)
 
 
-def _by_kernels(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    pattern: Pattern,
-    positions: Tensor,
-    assignments: Tensor,
-    scale: float,
-    strength: float,
-    documents: Tensor | None,
-) -> Tensor:
+def _by_kernels(problem: Problem, assignments: Tensor, strength: float) -> Tensor:
     """The additive gate, one document after the other."""
+    query, key, value = problem.query, problem.key, problem.value
+    pattern, scale = problem.who.pattern, problem.scores.scale
     kernel = find_kernel(query, value)
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
     empty = query.new_zeros(query.shape[2], query.shape[1], value.shape[-1])
     outputs = [empty] * query.shape[0]
-    for row, tokens, _ in sequences(positions, query.shape[2], documents):
+    for row, tokens, _ in sequences(problem.who, problem.num_queries):
         some_q, some_k, some_v, some_g = (take(x[row], tokens) for x in (q, k, v, assignments))
         output = additive_gate_attention(some_q, some_k, some_v, some_g, pattern, scale, strength, kernel)
         outputs[row] = output if isinstance(tokens, slice) else outputs[row].index_copy(0, tokens, output)

@@ -14,72 +14,38 @@ from torch import Tensor
 from torch.profiler import record_function
 
 from .kernels import Call, Kernel, find_kernel
-from .mask import Pattern
 from .merge import Accumulator
 from .plan import Plan, make_plan
+from .problem import Problem
 from .rows import Gatherer, Part, take
 
 #: Queries of a sliding window handled together by kernels that work row by row; bounds their memory.
 WINDOW_QUERIES = 2048
 
 
-def grouped_focus_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    pattern: Pattern,
-    positions: Tensor,
-    memberships: Tensor,
-    scale: float,
-    *,
-    documents: Tensor | None = None,
-    sink_logits: Tensor | None = None,
-    kernel: Kernel | None = None,
-) -> Tensor:
-    """Hard Focus attention of the last ``Q`` of ``S`` tokens: whole sequences, or a chunk against a longer cache.
+def grouped_focus_attention(problem: Problem, kernel: Kernel | None = None) -> Tensor:
+    """Hard Focus attention on kernels.
 
     Equal to `masked_focus_attention` up to rounding, and differentiable in query, key, value and sink logits, at the
     cost of the attended pairs. Memory is linear in ``S``. Memberships have no gradient here (`credit_memberships`).
 
     Args:
-        query: ``(B, H, Q, D)``.
-        key: ``(B, H_kv, S, D)``.
-        value: ``(B, H_kv, S, D_v)``, ``D_v <= D``.
-        pattern: window, sinks, dense start.
-        positions: ``(B, S)`` integers, a token's rank in its document, ``PADDING`` for padding anywhere.
-        memberships: ``(B, S, K)`` bool; every token that is not padding belongs to at least one group.
-        scale: factor on ``q . k``.
-        documents: ``(B, S)`` integers that never fall along a sequence, for several documents packed into one.
-        sink_logits: ``(H,)``, a learned logit per head that takes part in the softmax (gpt-oss).
+        problem: what to compute, with ``D_v <= D``.
         kernel: the backend; by default the best one for these tensors.
 
     Returns:
         ``(B, H, Q, D_v)`` in the dtype of ``query`` (a transposed view of ``(B, Q, H, D_v)``); zeros for padding.
     """
-    kernel = find_kernel(query, value) if kernel is None else kernel
-    batch, num_heads, num_queries, _ = query.shape
+    kernel = find_kernel(problem.query, problem.value) if kernel is None else kernel
+    batch, num_heads, num_queries, _ = problem.query.shape
     if kernel.one_row_at_a_time and batch > 1:
-        outputs = [
-            grouped_focus_attention(
-                query[row : row + 1],
-                key[row : row + 1],
-                value[row : row + 1],
-                pattern,
-                positions[row : row + 1],
-                memberships[row : row + 1],
-                scale,
-                documents=None if documents is None else documents[row : row + 1],
-                sink_logits=sink_logits,
-                kernel=kernel,
-            ).transpose(1, 2)
-            for row in range(batch)
-        ]
+        outputs = [grouped_focus_attention(problem.sequence(row), kernel).transpose(1, 2) for row in range(batch)]
         return torch.cat(outputs).transpose(1, 2)
     with record_function("focus: plan"):
-        plan = make_plan(pattern, positions, memberships, num_queries, documents)
-    q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))
-    output = _GroupedAttention.apply(q, k, v, sink_logits, plan, scale, kernel)
-    return output.view(batch, num_queries, num_heads, value.shape[-1]).transpose(1, 2)
+        plan = make_plan(problem.who, num_queries)
+    q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (problem.query, problem.key, problem.value))
+    output = _GroupedAttention.apply(q, k, v, problem.scores.sink_logits, plan, problem.scores.scale, kernel)
+    return output.view(batch, num_queries, num_heads, problem.value.shape[-1]).transpose(1, 2)
 
 
 def attend_parts(query: Tensor, key: Tensor, value: Tensor, plan: Plan, scale: float, kernel: Kernel) -> Accumulator:
@@ -158,14 +124,17 @@ def _calls(plan: Plan, scale: float, kernel: Kernel) -> Iterator[tuple[Part, Cal
     if plan.dense is not None:
         for part in plan.dense.split() if by_row else [plan.dense]:
             yield part, Call(part.rows, scale), True
-    if plan.groups is None or plan.window is None:  # no query is left
-        return
-    # Where queries are in several rows of the groups, only the window has each of them once.
-    if plan.one_group_each:
+    # Where queries are in several rows of the groups, or in none, only the window has each of them once.
+    groups_first = plan.one_group_each
+    if plan.groups is not None and groups_first:
         for part in plan.groups.split() if by_row else [plan.groups]:
             yield part, Call(part.rows, scale), True
-    for part in plan.window.split_window(plan.local_window, WINDOW_QUERIES) if by_row else [plan.window]:
-        yield part, Call(part.rows, scale, plan.local_window, part.exclude), not plan.one_group_each
-    if not plan.one_group_each:
+    if plan.window is not None:
+        for part in plan.window.split_window(plan.local_window, WINDOW_QUERIES) if by_row else [plan.window]:
+            yield part, Call(part.rows, scale, plan.local_window, part.exclude), not groups_first
+    if plan.groups is not None and not groups_first:
         for part in plan.groups.split():
             yield part, Call(part.rows, scale, exclude=part.exclude), False
+    if plan.sinks is not None:
+        for part in plan.sinks.split() if by_row else [plan.sinks]:
+            yield part, Call(part.rows, scale, causal=False), False

@@ -12,6 +12,7 @@ and every other group much: tokens would be drawn away from wherever they are.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,10 +21,11 @@ from torch.nn import functional as F
 
 from .additive_gate import cut
 from .kernels import Call, Kernel, find_kernel
-from .mask import Pattern, training_pairs
+from .mask import Pattern, dense_pairs, distant_pairs
 from .masked import repeat_heads
 from .paths import focus_attention
 from .plan import sequences
+from .problem import Problem, Scores
 from .rows import Rows, take
 
 #: Queries handled together where scores are spelled out.
@@ -31,20 +33,7 @@ QUERY_CHUNK = 256
 
 
 def credit_memberships(
-    output: Tensor,
-    assignments: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    pattern: Pattern,
-    positions: Tensor,
-    scale: float,
-    *,
-    documents: Tensor | None = None,
-    extra_mask: Tensor | None = None,
-    softcap: float | None = None,
-    sink_logits: Tensor | None = None,
-    kernel: Kernel | None = None,
+    output: Tensor, assignments: Tensor, problem: Problem, *, kernel: Kernel | None = None
 ) -> Tensor:
     """The output of hard attention, unchanged, with a gradient for the assignments that it was computed from.
 
@@ -55,75 +44,41 @@ def credit_memberships(
     Args:
         output: of hard attention, ``(B, H, T, D_v)``.
         assignments: ``(B, T, K)`` float with the values of the memberships (`focus_hf.routing.straight_through`).
-        query: ``(B, H, T, D)``; no gradient flows to it, key and value from here.
-        key: ``(B, H_kv, T, D)``.
-        value: ``(B, H_kv, T, D_v)``.
-        pattern: window, sinks, dense start.
-        positions: ``(B, T)`` integers, ``PADDING`` for padding.
-        scale: factor on ``q . k``.
-        documents, extra_mask: see `masked_focus_attention`.
-        softcap, sink_logits: see `masked_attention`.
+        problem: that was computed, whole sequences; no gradient flows to its tensors from here. Pairs are credited
+            with what they are worth without dropout.
         kernel: the backend; by default the best one for these tensors.
 
     Returns:
         ``output``.
     """
-    masks = (positions, documents, extra_mask)
-    fixed = (query.detach(), key.detach(), value.detach(), None if sink_logits is None else sink_logits.detach())
-    return _CreditMemberships.apply(output, assignments, *fixed, pattern, *masks, scale, softcap, kernel)
+    alone = replace(problem, who=problem.who.without_groups(), scores=replace(problem.scores, dropout=0.0))
+    return _CreditMemberships.apply(output, assignments, alone.detach(), kernel)
 
 
 class _CreditMemberships(torch.autograd.Function):
+    """The problem is that of window and sinks alone."""
+
     @staticmethod
-    def forward(
-        ctx: Any,
-        output: Tensor,
-        assignments: Tensor,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        sink_logits: Tensor | None,
-        pattern: Pattern,
-        positions: Tensor,
-        documents: Tensor | None,
-        extra_mask: Tensor | None,
-        scale: float,
-        softcap: float | None,
-        kernel: Kernel | None,
-    ) -> Tensor:
-        ctx.save_for_backward(assignments, query, key, value, sink_logits, positions, documents, extra_mask)
-        ctx.pattern, ctx.scale, ctx.softcap, ctx.kernel = pattern, scale, softcap, kernel
+    def forward(ctx: Any, output: Tensor, assignments: Tensor, problem: Problem, kernel: Kernel | None) -> Tensor:
+        tensors, ctx.put_together = problem.take_apart()
+        ctx.save_for_backward(assignments, *tensors)
+        ctx.kernel = kernel
         return output.view_as(output)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        assignments, query, key, value, sink_logits, positions, documents, extra_mask = ctx.saved_tensors
-        without_groups = focus_attention(
-            query,
-            key,
-            value,
-            ctx.pattern,
-            positions,
-            torch.zeros_like(assignments, dtype=torch.bool),
-            ctx.scale,
-            documents=documents,
-            extra_mask=extra_mask,
-            softcap=ctx.softcap,
-            sink_logits=sink_logits,
-            kernel=ctx.kernel,
-        )
-        if ctx.softcap is None and extra_mask is None:
-            kernel = _kernel_for(query, value, assignments, ctx.kernel)
-            credit = torch.zeros_like(assignments)
-            token_major = [x.transpose(1, 2) for x in (grad, without_groups, query, key, value)]
-            for row, tokens, _ in sequences(positions, query.shape[2], documents):
-                do, alone, q, k, v, a = (take(x[row], tokens) for x in (*token_major, assignments))
-                credit[row, tokens] = _by_kernel(do, alone, q, k, v, a, sink_logits, ctx.pattern, ctx.scale, kernel)
-        else:
-            masks = (positions, documents, extra_mask)
-            tensors = (grad, without_groups, query, key, value, assignments, sink_logits)
-            credit = _spelled_out(*tensors, ctx.pattern, *masks, ctx.scale, ctx.softcap)
-        return grad, credit, *(None,) * 11
+        assignments, *tensors = ctx.saved_tensors
+        problem: Problem = ctx.put_together(*tensors)
+        without_groups = focus_attention(problem, kernel=ctx.kernel)
+        if not problem.is_plain:
+            return grad, _spelled_out(grad, without_groups, assignments, problem), None, None
+        kernel = _kernel_for(problem.query, problem.value, assignments, ctx.kernel)
+        credit = torch.zeros_like(assignments)
+        token_major = [x.transpose(1, 2) for x in (grad, without_groups, problem.query, problem.key, problem.value)]
+        for row, tokens, _ in sequences(problem.who, problem.num_queries):
+            do, alone, q, k, v, a = (take(x[row], tokens) for x in (*token_major, assignments))
+            credit[row, tokens] = _by_kernel(do, alone, q, k, v, a, problem.who.pattern, problem.scores, kernel)
+        return grad, credit, None, None
 
 
 def _kernel_for(query: Tensor, value: Tensor, assignments: Tensor, named: Kernel | None) -> Kernel:
@@ -139,12 +94,12 @@ def _by_kernel(
     key: Tensor,
     value: Tensor,
     assignments: Tensor,
-    sink_logits: Tensor | None,
     pattern: Pattern,
-    scale: float,
+    scores: Scores,
     kernel: Kernel,
 ) -> Tensor:
     """``(T, K)`` for one document without padding; ``(T, H, D)`` and so on."""
+    scale = scores.scale
     length, head_dim, num_groups = query.shape[0], query.shape[-1], assignments.shape[-1]
     dense, gap = cut(pattern, length)
     start = max(dense, gap)
@@ -152,8 +107,8 @@ def _by_kernel(
     if start >= length:
         return credit
     _, lse = kernel.forward(query[start:], key, value, Call(Rows.single(length - start, length, query.device), scale))
-    if sink_logits is not None:
-        lse = torch.logaddexp(lse, sink_logits.to(lse.dtype))
+    if scores.sink_logits is not None:
+        lse = torch.logaddexp(lse, scores.sink_logits.to(lse.dtype))
     # Columns that leave every score as it is: where one side has a token's assignments, the other has zeros, whose
     # gradient is therefore the sum of the other side's assignments, weighted by the gradients of the scores.
     queries, keys = slice(start, length), slice(0, length - gap)
@@ -180,35 +135,23 @@ def _lengthen(states: Tensor, first: Tensor, second: Tensor) -> Tensor:
     return torch.cat([states, columns[:, None].expand(-1, states.shape[1], -1)], dim=-1)
 
 
-def _spelled_out(
-    grad: Tensor,
-    without_groups: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    assignments: Tensor,
-    sink_logits: Tensor | None,
-    pattern: Pattern,
-    positions: Tensor,
-    documents: Tensor | None,
-    extra_mask: Tensor | None,
-    scale: float,
-    softcap: float | None,
-) -> Tensor:
+def _spelled_out(grad: Tensor, without_groups: Tensor, assignments: Tensor, problem: Problem) -> Tensor:
     """``(B, T, K)``, some queries at a time."""
-    key, value = repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])
+    query, how = problem.query, problem.scores
+    key, value = repeat_heads(problem.key, query.shape[1]), repeat_heads(problem.value, query.shape[1])
     dtype = assignments.dtype
     credit = torch.zeros_like(assignments)
-    for start in range(0, query.shape[2], QUERY_CHUNK):
+    for start in range(0, problem.num_queries, QUERY_CHUNK):
         rows, columns = slice(start, start + QUERY_CHUNK), slice(0, start + QUERY_CHUNK)
-        allowed, distant = training_pairs(pattern, positions, rows, columns, documents, extra_mask)
-        scores = torch.matmul(query[:, :, rows], key[:, :, columns].transpose(-1, -2)).to(dtype) * scale
-        if softcap is not None:
-            scores = softcap * torch.tanh(scores / softcap)
+        allowed = dense_pairs(problem.who, rows, columns)
+        distant = distant_pairs(problem.who, rows, columns)
+        scores = torch.matmul(query[:, :, rows], key[:, :, columns].transpose(-1, -2)).to(dtype) * how.scale
+        if how.softcap is not None:
+            scores = how.softcap * torch.tanh(scores / how.softcap)
         scores = scores.masked_fill(~allowed, float("-inf"))
         lse = torch.logsumexp(scores, dim=-1, keepdim=True)
-        if sink_logits is not None:
-            lse = torch.logaddexp(lse, sink_logits.to(dtype)[None, :, None, None])
+        if how.sink_logits is not None:
+            lse = torch.logaddexp(lse, how.sink_logits.to(dtype)[None, :, None, None])
         weights = torch.exp(scores - lse).masked_fill(~(allowed & distant[:, None]), 0.0)
         do, alone = grad[:, :, rows].to(dtype), without_groups[:, :, rows].to(dtype)
         gain = torch.matmul(do, value[:, :, columns].to(dtype).transpose(-1, -2)) - (do * alone).sum(-1, keepdim=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -31,68 +31,90 @@ class Pattern:
         return max(self.local_window + 1, self.dense_below)
 
 
-def attended_pairs(
-    pattern: Pattern,
-    query_positions: Tensor,
-    key_positions: Tensor,
-    query_memberships: Tensor,
-    key_memberships: Tensor,
-    query_documents: Tensor | None = None,
-    key_documents: Tensor | None = None,
-) -> Tensor:
-    """Pair (i, j) is attended iff both are of one document, ``j <= i``, and one of these holds: ``i - j <= w``;
-    ``j < sink_tokens``; ``i < dense_below``; they share a group.
+@dataclass(frozen=True)
+class WhoAttends:
+    """What decides who attends to whom among ``S`` tokens, of which the last ``Q`` are queries.
 
     Args:
         pattern: window, sinks, dense start.
-        query_positions: ``(B, Q)`` integers, a token's place in its document; ``PADDING`` for padding.
-        key_positions: ``(B, S)``, likewise.
-        query_memberships: ``(B, Q, K)`` bool.
-        key_memberships: ``(B, S, K)`` bool.
-        query_documents: ``(B, Q)`` integers, which of several documents packed into a row; ``None`` for one.
-        key_documents: ``(B, S)``, likewise.
-
-    Returns:
-        bool ``(B, Q, S)``. Rows of padding are ``False`` throughout.
+        positions: ``(B, S)`` integers, a token's rank in its document, ``PADDING`` for padding anywhere.
+        memberships: ``(B, S, K)`` bool, any number of groups per token; a token in none has window and sinks.
+            ``K`` may be 0.
+        documents: ``(B, S)`` integers that never fall along a sequence, which of several documents packed into it;
+            ``None`` for one each.
+        extra_mask: bool ``(B, 1 or H, Q, S)``, pairs that the model itself allows, for anything beyond causality,
+            padding and documents (a sliding window).
     """
-    i, j = query_positions[:, :, None], key_positions[:, None, :]
-    allowed = (j <= i) & (j != PADDING) & (i != PADDING)
-    if query_documents is not None and key_documents is not None:
-        allowed &= query_documents[:, :, None] == key_documents[:, None, :]
-    local = i - j <= pattern.local_window
-    sink = j < pattern.sink_tokens
-    dense = i < pattern.dense_below
-    return allowed & (local | sink | dense | share_a_group(query_memberships, key_memberships))
+
+    pattern: Pattern
+    positions: Tensor
+    memberships: Tensor
+    documents: Tensor | None = None
+    extra_mask: Tensor | None = None
+
+    def sequence(self, row: int) -> WhoAttends:
+        """One sequence of the batch, as a batch of one."""
+        one = slice(row, row + 1)
+        return WhoAttends(
+            self.pattern,
+            self.positions[one],
+            self.memberships[one],
+            None if self.documents is None else self.documents[one],
+            None if self.extra_mask is None else self.extra_mask[one],
+        )
+
+    def without_groups(self) -> WhoAttends:
+        """The same tokens, none of them in any group: window and sinks."""
+        return replace(self, memberships=self.positions.new_zeros((*self.positions.shape, 0), dtype=torch.bool))
 
 
-def training_pairs(
-    pattern: Pattern,
-    positions: Tensor,
-    rows: slice,
-    columns: slice,
-    documents: Tensor | None = None,
-    extra_mask: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Some queries of whole sequences and the keys before them, as training looks at them, whatever the groups.
+#: All tokens.
+EVERY = slice(None)
+
+
+def attended_pairs(who: WhoAttends, rows: slice = EVERY, columns: slice = EVERY) -> Tensor:
+    """Pair (i, j) is attended iff dense attention attends to it (`dense_pairs`), and one of these holds:
+    ``i - j <= w``; ``j < sink_tokens``; ``i < dense_below`` (or else it is one of the `distant_pairs`); they share a
+    group.
 
     Args:
-        pattern: window, sinks, dense start.
-        positions: ``(B, T)`` integers, ``PADDING`` for padding.
-        rows, columns: which queries and keys.
-        documents, extra_mask: see `masked_focus_attention`.
+        who: the tokens.
+        rows, columns: which of them to look at as queries and as keys.
 
     Returns:
-        bool: pairs that dense attention attends to, ``(B, 1 or H, Q, S)``, and pairs that groups decide about (beyond
-        the window, no sink, no query below ``dense_below``), ``(B, Q, S)``.
+        bool ``(B, 1 or H, R, C)``, with ``H`` only under an extra mask that has it. Rows of padding are ``False``
+        throughout.
     """
-    i, j = positions[:, rows, None], positions[:, None, columns]
-    allowed = ((j <= i) & (j != PADDING) & (i != PADDING))[:, None]
-    if documents is not None:
-        allowed = allowed & (documents[:, rows, None] == documents[:, None, columns])[:, None]
-    if extra_mask is not None:
-        allowed = allowed & extra_mask[:, :, rows, columns]
-    distant = (i - j > pattern.local_window) & (j >= pattern.sink_tokens) & (i >= pattern.dense_below)
-    return allowed, distant
+    shared = share_a_group(who.memberships[:, rows], who.memberships[:, columns])
+    return dense_pairs(who, rows, columns) & (shared | ~distant_pairs(who, rows, columns))[:, None]
+
+
+def dense_pairs(who: WhoAttends, rows: slice = EVERY, columns: slice = EVERY) -> Tensor:
+    """Pairs of dense attention, whatever the groups: ``j <= i``, of one document, and allowed by the model's own mask.
+
+    Arguments and result as for `attended_pairs`.
+    """
+    i, j = who.positions[:, rows, None], who.positions[:, None, columns]
+    pairs = (j <= i) & (j != PADDING) & (i != PADDING)
+    if who.documents is not None:
+        pairs &= who.documents[:, rows, None] == who.documents[:, None, columns]
+    if who.extra_mask is None:
+        return pairs[:, None]
+    num_queries, num_keys = who.extra_mask.shape[-2:]
+    first, stop, _ = rows.indices(num_keys)
+    earlier = num_keys - num_queries
+    return pairs[:, None] & who.extra_mask[:, :, first - earlier : stop - earlier, columns]
+
+
+def distant_pairs(who: WhoAttends, rows: slice = EVERY, columns: slice = EVERY) -> Tensor:
+    """Pairs that groups decide about: beyond the window, no sink, no query below ``dense_below``.
+
+    Returns:
+        bool ``(B, R, C)``.
+    """
+    i, j = who.positions[:, rows, None], who.positions[:, None, columns]
+    pattern = who.pattern
+    return (i - j > pattern.local_window) & (j >= pattern.sink_tokens) & (i >= pattern.dense_below)
 
 
 def share_a_group(a: Tensor, b: Tensor) -> Tensor:
@@ -111,10 +133,8 @@ def count_pairs(pattern: Pattern, memberships: Tensor, chunk: int = 1024) -> tup
         chunk: queries looked at together; bounds memory at ``B * chunk * T`` bytes.
     """
     batch, length, _ = memberships.shape
-    positions = torch.arange(length, device=memberships.device).expand(batch, length)
+    who = WhoAttends(pattern, torch.arange(length, device=memberships.device).expand(batch, length), memberships)
     attended = 0
     for start in range(0, length, chunk):
-        rows = slice(start, start + chunk)
-        pairs = attended_pairs(pattern, positions[:, rows], positions, memberships[:, rows], memberships)
-        attended += int(pairs.sum())
+        attended += int(attended_pairs(who, slice(start, start + chunk)).sum())
     return attended, batch * length * (length + 1) // 2

@@ -12,116 +12,64 @@ from torch import Tensor
 
 from .biased import biased_focus_attention
 from .grouped import grouped_focus_attention
-from .kernels import Kernel, find_kernel
-from .mask import Pattern
+from .kernels import Kernel
 from .masked import masked_focus_attention
+from .problem import Problem
 
 PATHS = ("auto", "grouped", "biased", "masked")
 
 
-def focus_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    pattern: Pattern,
-    positions: Tensor,
-    memberships: Tensor,
-    scale: float,
-    *,
-    documents: Tensor | None = None,
-    extra_mask: Tensor | None = None,
-    softcap: float | None = None,
-    sink_logits: Tensor | None = None,
-    dropout: float = 0.0,
-    path: str = "auto",
-    kernel: Kernel | None = None,
-) -> Tensor:
-    """Hard Focus attention of the last ``Q`` of ``S`` tokens.
+def focus_attention(problem: Problem, *, path: str = "auto", kernel: Kernel | None = None) -> Tensor:
+    """Hard Focus attention.
 
     Args:
-        query, key, value, pattern, positions, memberships, scale: see `masked_focus_attention`.
-        documents, extra_mask, softcap, sink_logits, dropout: likewise.
-        path: a name in `PATHS`. One that cannot compute this call is passed over for one that can.
+        problem: what to compute.
+        path: a name in `PATHS`. One that cannot compute this problem is passed over for one that can.
         kernel: the backend of the grouped path; by default the best one.
 
     Returns:
         ``(B, H, Q, D_v)``.
     """
-    chosen = "masked"
-    if extra_mask is None and softcap is None and dropout == 0.0 and path != "masked":
-        kernel = find_kernel(query, value) if kernel is None else kernel
-        chosen = choose_path(query, key, value, pattern, memberships, kernel, sink_logits, path)
+    chosen = choose_path(problem, path)
     if chosen == "grouped":
-        return grouped_focus_attention(
-            query,
-            key,
-            value,
-            pattern,
-            positions,
-            memberships,
-            scale,
-            documents=documents,
-            sink_logits=sink_logits,
-            kernel=kernel,
-        )
+        return grouped_focus_attention(problem, kernel)
     if chosen == "biased":
-        return biased_focus_attention(query, key, value, pattern, positions, memberships, scale, documents=documents)
-    return masked_focus_attention(
-        query,
-        key,
-        value,
-        pattern,
-        positions,
-        memberships,
-        scale,
-        documents=documents,
-        extra_mask=extra_mask,
-        softcap=softcap,
-        sink_logits=sink_logits,
-        dropout=dropout,
-    )
+        return biased_focus_attention(problem)
+    return masked_focus_attention(problem)
 
 
-def choose_path(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    pattern: Pattern,
-    memberships: Tensor,
-    kernel: Kernel,
-    sink_logits: Tensor | None = None,
-    path: str = "auto",
-) -> str:
-    """The path that `focus_attention` takes where no mask, soft-capping or dropout is asked for."""
-    usable = _usable_paths(query, key, value, memberships, sink_logits)
-    return path if path in usable else min(usable, key=lambda p: _cost(p, query, key, pattern, memberships))
+def choose_path(problem: Problem, path: str = "auto") -> str:
+    """The path that `focus_attention` takes."""
+    usable = _usable_paths(problem)
+    if path in usable:
+        return path
+    return usable[0] if len(usable) == 1 else min(usable, key=lambda p: _cost(p, problem))
 
 
-def _usable_paths(
-    query: Tensor, key: Tensor, value: Tensor, memberships: Tensor, sink_logits: Tensor | None
-) -> list[str]:
-    """The paths that can compute a call without masks, softcap and dropout."""
-    usable = ["masked"]
-    if bool(memberships.any(dim=-1).all()):
-        usable.append("grouped")
+def _usable_paths(problem: Problem) -> list[str]:
+    if not problem.is_plain:
+        return ["masked"]
+    usable = ["masked", "grouped"]
+    query, key, value = problem.query, problem.key, problem.value
     needs_gradient = torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value))
-    if query.device.type == "cpu" and sink_logits is None and not needs_gradient and value.shape[-1] <= key.shape[-1]:
+    on_cpu, no_logits = query.device.type == "cpu", problem.scores.sink_logits is None
+    if on_cpu and no_logits and not needs_gradient and value.shape[-1] <= key.shape[-1]:
         usable.append("biased")
     return usable
 
 
-def _cost(path: str, query: Tensor, key: Tensor, pattern: Pattern, memberships: Tensor) -> float:
+def _cost(path: str, problem: Problem) -> float:
     """Rough cost of a path per sequence and head, in pairs of dense attention at its best."""
-    num_queries, num_keys = query.shape[2], key.shape[2]
+    num_queries, num_keys = problem.num_queries, problem.num_keys
     share = num_queries / num_keys * (2.0 - num_queries / num_keys)  # of the causal triangle
     if path == "masked":  # no pair is skipped, and every mask is built
         return 3.0 * num_queries * num_keys + _CALL
     if path == "biased":
         return share * (1.2 * _causal(num_keys)) + _CALL
-    sizes = memberships.sum(dim=1).float().mean(dim=0).tolist()
+    sizes = problem.who.memberships.sum(dim=1).float().mean(dim=0).tolist()
     overlaps = sum(sizes) > 1.5 * num_keys  # exclusions make the heads longer
-    groups = sum((1.14 if overlaps else 1.0) * _causal(size) + _CALL for size in sizes)
-    return share * groups + 1.35 * num_queries * (pattern.local_window + 32) + 4 * _CALL
+    groups = sum((1.14 if overlaps else 1.0) * _causal(size) + _CALL for size in sizes if size)
+    return share * groups + 1.35 * num_queries * (problem.who.pattern.local_window + 32) + 4 * _CALL
 
 
 #: A kernel call and what surrounds it, in pairs.

@@ -1,12 +1,14 @@
 """Which tokens meet in which call: the decomposition of Focus attention into ragged rows.
 
-Every attended pair is in exactly one of three parts:
+Every attended pair is in exactly one of these parts:
 
 * ``dense``: queries below ``dense_below`` with everything before them;
 * ``groups``: all other pairs that share a group. Sinks belong to every group, which is the same function as "every
   later token may attend to them" (a sink itself only sees sinks). A token in several groups meets some tokens more
   than once; in group ``c`` the pairs that share a lower-numbered group are excluded;
-* ``window``: the local pairs left over.
+* ``window``: the local pairs left over;
+* ``sinks``: the sinks of queries without a group. Where there are such queries, the first ``w + sink_tokens + 1``
+  tokens count as ``dense``, which they are: then no sink is in the window of any other query.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from .mask import PADDING, Pattern
+from .mask import PADDING, WhoAttends
 from .rows import Part, Rows
 
 
@@ -26,14 +28,16 @@ class Plan:
     """The parts of one attention call over flat tokens.
 
     Args:
-        dense, groups, window: see the module; ``None`` where there is nothing of it.
+        dense, groups, window, sinks: see the module; ``None`` where there is nothing of it.
         local_window: ``w``.
-        one_group_each: every query is in one row of ``groups`` (or, a sink, in several with the same result).
+        one_group_each: every query but the dense ones is in one row of ``groups`` (or, a sink, in several with the
+            same result).
     """
 
     dense: Part | None
     groups: Part | None
     window: Part | None
+    sinks: Part | None
     local_window: int
     one_group_each: bool
 
@@ -45,23 +49,15 @@ class Plan:
     def computed_pairs(self) -> int:
         """Pairs that an ideal kernel computes for this plan, those it computes only to exclude them included."""
         parts = ((self.dense, None), (self.groups, None), (self.window, self.local_window))
-        return sum(_pairs(part.rows, window) for part, window in parts if part is not None)
+        pairs = sum(_pairs(part.rows, window) for part, window in parts if part is not None)
+        return pairs + (0 if self.sinks is None else _all_pairs(self.sinks.rows))
 
 
-def make_plan(
-    pattern: Pattern, positions: Tensor, memberships: Tensor, num_queries: int, documents: Tensor | None = None
-) -> Plan:
-    """Plan one call; the queries are the last ``num_queries`` tokens of every sequence.
-
-    Args:
-        pattern: window, sinks, dense start.
-        positions: ``(B, S)`` integers, a token's rank in its document, ``PADDING`` for padding anywhere.
-        memberships: ``(B, S, K)`` bool.
-        num_queries: ``Q``, at most ``S``.
-        documents: ``(B, S)`` integers that never fall along a sequence; ``None`` for one document each.
-    """
-    batch, num_keys, _ = memberships.shape
-    device = memberships.device
+def make_plan(who: WhoAttends, num_queries: int) -> Plan:
+    """Plan one call; the queries are the last ``num_queries`` tokens of every sequence. An extra mask is not read."""
+    pattern, positions, documents = who.pattern, who.positions, who.documents
+    batch, num_keys = positions.shape
+    device = positions.device
     real = positions != PADDING
     is_query = torch.zeros(batch, num_keys, dtype=torch.bool, device=device)
     is_query[:, num_keys - num_queries :] = True
@@ -76,35 +72,39 @@ def make_plan(
     # A flat key index made into a flat query index: each sequence has num_keys - num_queries fewer.
     query_index = tokens - (tokens // num_keys + 1) * (num_keys - num_queries)
 
-    in_groups = memberships.flatten(0, 1)[tokens] | (position < pattern.sink_tokens)[:, None]
-    sparse = queried & (position >= pattern.dense_below)
-    dense_queries = queried & (position < pattern.dense_below)
-
-    window = _part(tokens, query_index, segment, sparse, exclude=in_groups)
-    if window is not None and batch == 1 and _all_of(window, num_queries, num_keys):
-        window = Part(slice(0, num_queries), slice(0, num_keys), window.rows, window.exclude)  # views, not copies
+    memberships, is_sink = who.memberships.flatten(0, 1)[tokens], position < pattern.sink_tokens
+    dense_below = pattern.dense_below
+    alone = queried & ~memberships.any(dim=-1)
+    some_alone = bool(alone.any())
+    if some_alone:
+        dense_below = max(dense_below, pattern.local_window + pattern.sink_tokens + 1)
+    below = position < dense_below
+    sparse, dense_queries = queried & ~below, queried & below
     dense = None
-    if pattern.dense_below:
-        below = position < pattern.dense_below
+    if dense_below:
         dense = _part(tokens[below], query_index[below], segment[below], dense_queries[below])
+
+    in_groups = memberships | is_sink[:, None]
     # A sink's results from its rows are equal: as a query it sees nothing but sinks.
-    is_sink = position < pattern.sink_tokens
-    one_group_each = not bool((in_groups.sum(dim=-1)[~is_sink] > 1).any())
-    groups = _group_part(tokens, query_index, segment, sparse, in_groups, one_group_each)
-    return Plan(dense, groups, window, pattern.local_window, one_group_each)
+    overlap = bool((in_groups.sum(dim=-1)[~is_sink] > 1).any())
+    groups = _group_part(tokens, query_index, segment, sparse, in_groups, overlap)
+    window = _part(tokens, query_index, segment, sparse, exclude=None if groups is None else in_groups)
+    if window is not None and batch == 1 and _are_last(window, num_queries, num_keys):  # views, not copies
+        count = window.rows.query_offsets[-1]
+        window = replace(window, queries=slice(num_queries - count, num_queries), keys=slice(0, num_keys))
+    sinks = None
+    if some_alone and pattern.sink_tokens:
+        sinks = _sink_part(tokens, query_index, segment, sparse & alone, is_sink)
+    return Plan(dense, groups, window, sinks, pattern.local_window, one_group_each=not (overlap or some_alone))
 
 
-def sequences(
-    positions: Tensor, num_queries: int, documents: Tensor | None = None
-) -> Iterator[tuple[int, Tensor | slice, Tensor | slice]]:
+def sequences(who: WhoAttends, num_queries: int) -> Iterator[tuple[int, Tensor | slice, Tensor | slice]]:
     """Every document that has queries, without padding: its row in the batch, its tokens, and its queries.
-
-    Args:
-        positions, num_queries, documents: as for `make_plan`.
 
     Yields:
         Indices of the tokens in ``0 .. S - 1``, and of those that are queries in ``0 .. Q - 1``.
     """
+    positions, documents = who.positions, who.documents
     num_keys = positions.shape[1]
     first_query = num_keys - num_queries
     for row in range(positions.shape[0]):
@@ -125,7 +125,12 @@ def sequences(
 
 
 def _group_part(
-    tokens: Tensor, query_index: Tensor, segment: Tensor, queried: Tensor, in_groups: Tensor, one_group_each: bool
+    tokens: Tensor,
+    query_index: Tensor,
+    segment: Tensor,
+    queried: Tensor,
+    in_groups: Tensor,
+    overlap: bool,
 ) -> Part | None:
     group, copy_of = in_groups.T.nonzero(as_tuple=True)
     num_groups = in_groups.shape[-1]
@@ -134,19 +139,34 @@ def _group_part(
         order = torch.argsort(row, stable=True)
         row, group, copy_of = row[order], group[order], copy_of[order]
     exclude = None
-    if not one_group_each:
+    if overlap:
         lower = torch.arange(num_groups, device=group.device) < group[:, None]
         exclude = in_groups[copy_of] & lower
     part = _part(tokens[copy_of], query_index[copy_of], row, queried[copy_of], exclude)
-    if part is None or not one_group_each:
+    if part is None or overlap:
         return part
     first_group = in_groups.int().argmax(dim=-1)
     repeated = (group != first_group[copy_of])[queried[copy_of]]
     return replace(part, repeated=repeated)
 
 
-def _all_of(part: Part, num_queries: int, num_keys: int) -> bool:
-    return part.rows.query_offsets[-1] == num_queries and part.rows.key_offsets[-1] == num_keys
+def _are_last(part: Part, num_queries: int, num_keys: int) -> bool:
+    """Whether a part of one sequence has all its keys, and its queries are the last of the sequence."""
+    one_row = len(part.rows.key_offsets) == 2  # whose queries are its last tokens
+    return part.rows.key_offsets[-1] == num_keys and (one_row or part.rows.query_offsets[-1] == num_queries)
+
+
+def _sink_part(tokens: Tensor, query_index: Tensor, segment: Tensor, queried: Tensor, is_sink: Tensor) -> Part | None:
+    """Queries with all sinks of their document; both sorted by document already."""
+    num_rows = int(segment.max()) + 1
+    key_counts = torch.bincount(segment[is_sink], minlength=num_rows)
+    queried = queried & (key_counts > 0)[segment]  # a sliding cache may have dropped the sinks
+    query_counts = torch.bincount(segment[queried], minlength=num_rows)
+    used = (query_counts > 0) & (key_counts > 0)
+    if not bool(used.any()):
+        return None
+    rows = Rows(_offsets(query_counts[used]), _offsets(key_counts[used]), tokens.device)
+    return Part(query_index[queried], tokens[is_sink & used[segment]], rows)
 
 
 def _part(
@@ -187,3 +207,7 @@ def _pairs(rows: Rows, window: int | None) -> int:
         reach = keys if window is None else min(keys, window + 1)
         total += queries * reach if window is not None else queries * (2 * keys - queries + 1) // 2
     return total
+
+
+def _all_pairs(rows: Rows) -> int:
+    return sum((q.stop - q.start) * (k.stop - k.start) for q, k in rows.lengths())

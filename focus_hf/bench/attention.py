@@ -9,7 +9,17 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ..attention import SequenceStore, count_pairs, find_kernel, focus_attention, kernel_named, make_plan
+from ..attention import (
+    Problem,
+    Scores,
+    SequenceStore,
+    WhoAttends,
+    count_pairs,
+    find_kernel,
+    focus_attention,
+    kernel_named,
+    make_plan,
+)
 from ..attention.kernels import Kernel
 from ..attention.paths import choose_path
 from .settings import Measurement, Setting
@@ -26,23 +36,19 @@ CUDA_BACKENDS = {
 @torch.no_grad()
 def bench_attention(setting: Setting, seconds: float = 5.0) -> Measurement:
     """Prefill of one sequence, in the layout in which transformers passes queries, keys and values."""
-    query, key, value, memberships = random_call(setting, setting.length)
-    positions = torch.arange(setting.length, device=setting.device)[None]
-    kernel, scale = _kernel(setting, query, value), setting.head_dim**-0.5
+    problem = random_problem(setting)
+    query, key, value = problem.query, problem.key, problem.value
+    kernel = _kernel(setting, query, value)
 
     def focus() -> Tensor:
-        return focus_attention(
-            query, key, value, setting.pattern, positions, memberships, scale, kernel=kernel, path="auto"
-        )
+        return focus_attention(problem, kernel=kernel)
 
     denses = dense_functions(query, key, value, causal=True)
     times = interleaved({**denses, "focus": focus}, setting.device, seconds)
     baseline = min(denses, key=lambda name: times[name])
-    attended, possible = count_pairs(setting.pattern, memberships)
-    path = choose_path(query, key, value, setting.pattern, memberships, kernel)
-    computed = possible
-    if path == "grouped":
-        computed = make_plan(setting.pattern, positions, memberships, setting.length).computed_pairs()
+    attended, possible = count_pairs(setting.pattern, problem.who.memberships)
+    path = choose_path(problem)
+    computed = make_plan(problem.who, setting.length).computed_pairs() if path == "grouped" else possible
     return Measurement(
         "attention",
         setting,
@@ -114,6 +120,13 @@ def random_call(setting: Setting, length: int) -> tuple[Tensor, Tensor, Tensor, 
     query, key, value = heads(setting.heads), heads(setting.kv_heads), heads(setting.kv_heads)
     order = torch.rand(1, length, setting.num_groups, generator=generator).argsort(-1)
     return query, key, value, (order < setting.top_k).to(setting.device)
+
+
+def random_problem(setting: Setting) -> Problem:
+    """A whole sequence of random tokens."""
+    query, key, value, memberships = random_call(setting, setting.length)
+    who = WhoAttends(setting.pattern, torch.arange(setting.length, device=setting.device)[None], memberships)
+    return Problem(query, key, value, who, Scores(setting.head_dim**-0.5))
 
 
 def dense_functions(query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> dict[str, Callable[[], Tensor]]:

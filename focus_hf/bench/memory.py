@@ -15,7 +15,7 @@ import torch
 from torch.nn import functional as F
 
 from ..attention import focus_attention
-from .attention import random_call
+from .attention import random_problem
 from .model import make_model
 from .settings import Measurement, Setting
 
@@ -53,13 +53,12 @@ def _measure(request: str) -> int:
 
 
 def _attention(setting: Setting, name: str) -> Any:
-    query, key, value, memberships = random_call(setting, setting.length)
+    problem = random_problem(setting)
     if name == "dense":
+        query, key, value = problem.query, problem.key, problem.value
         grouped_queries = setting.heads != setting.kv_heads
         return lambda: F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped_queries)
-    positions = torch.arange(setting.length, device=setting.device)[None]
-    scale = setting.head_dim**-0.5
-    return lambda: focus_attention(query, key, value, setting.pattern, positions, memberships, scale)
+    return lambda: focus_attention(problem)
 
 
 def _model(setting: Setting, name: str) -> Any:

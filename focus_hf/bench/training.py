@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,8 +11,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .. import routing
-from ..attention import credit_memberships, focus_attention
-from .attention import random_call
+from ..attention import Problem, credit_memberships, focus_attention
+from .attention import random_problem
 from .settings import Measurement, Setting
 from .timing import interleaved
 
@@ -26,27 +27,25 @@ def bench_training(setting: Setting, seconds: float = 5.0) -> list[Measurement]:
         Time (``"training"``) against dense attention, and bytes kept for the backward (``"training memory"``) against
         a soft gate that is spelled out as a ``T x T`` bias.
     """
-    query, key, value, _ = random_call(setting, setting.length)
-    leaves = [x.detach().requires_grad_() for x in (query, key, value)]
+    problem = random_problem(setting)
+    query, key, value = leaves = [x.detach().requires_grad_() for x in (problem.query, problem.key, problem.value)]
     scores = torch.randn(1, setting.length, setting.num_groups, device=setting.device) * 3
     assignments = torch.softmax(scores, dim=-1).requires_grad_()
-    positions = torch.arange(setting.length, device=setting.device)[None]
-    scale = setting.head_dim**-0.5
-
     memberships = routing.hard_memberships(scores, scores.new_zeros(setting.num_groups), setting.top_k)
+    who, scale = replace(problem.who, memberships=memberships), problem.scores.scale
+    problem = Problem(query, key, value, who, problem.scores)
 
     def focus() -> Tensor:
-        q, k, v = leaves
-        arguments = (q, k, v, setting.pattern, positions)
-        output = focus_attention(*arguments, memberships, scale)
-        return credit_memberships(output, routing.straight_through(memberships, assignments), *arguments, scale)
+        output = focus_attention(problem)
+        return credit_memberships(output, routing.straight_through(memberships, assignments), problem)
 
     def dense() -> Tensor:
-        q, k, v = leaves
         grouped_queries = setting.heads != setting.kv_heads
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=grouped_queries)
+        return F.scaled_dot_product_attention(
+            query, key, value, is_causal=True, scale=scale, enable_gqa=grouped_queries
+        )
 
-    spelled_out = functools.partial(_spelled_out, leaves, setting, positions, assignments, scale)
+    spelled_out = functools.partial(_spelled_out, leaves, setting, who.positions, assignments, scale)
     steps = {
         "dense": functools.partial(_step, dense, leaves),
         "focus": functools.partial(_step, focus, [*leaves, assignments]),

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..adapter import FocusConfig, FocusLayer, focus_layers, observe_routing
-from ..attention import Pattern, attended_pairs, count_pairs
+from ..attention import Pattern, WhoAttends, attended_pairs, count_pairs
 from ..evaluate.modes import Mode, attending, device_of
 from ..interpret import GroupReport
 from .data import LONGEST_WINDOW, TARGETS, ExplorerData, LayerView, Side
@@ -181,12 +181,10 @@ class _Reading:
         """By the definition: which of the first ``stop`` tokens the tokens from ``start`` on attend to."""
         memberships = self.memberships[layer]
         positions = torch.arange(memberships.shape[1], device=memberships.device)[None]
+        who = WhoAttends(self.pattern, positions, memberships)
 
         def pairs(start: int, stop: int) -> Tensor:
-            rows, keys = slice(start, stop), slice(stop)
-            return attended_pairs(
-                self.pattern, positions[:, rows], positions[:, keys], memberships[:, rows], memberships[:, keys]
-            )[0]
+            return attended_pairs(who, slice(start, stop), slice(stop))[0, 0]
 
         return pairs
 

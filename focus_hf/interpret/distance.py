@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..adapter import FocusLayer, observe_attention, observe_routing
-from ..attention import Pattern, attended_pairs
+from ..attention import Pattern, WhoAttends, attended_pairs
 from ..evaluate.modes import Mode, attending, device_of
 from .collect import Window
 
@@ -119,7 +119,7 @@ def distant_attention(model: nn.Module, windows: Sequence[Window]) -> dict[str, 
 def _weights(query: Tensor, key: Tensor, scale: float, pattern: Pattern, memberships: Tensor) -> Tensor:
     """Attention weights ``(T, T)``, mean over heads."""
     positions = torch.arange(query.shape[1], device=query.device)[None]
-    allowed = attended_pairs(pattern, positions, positions, memberships, memberships)[0]
+    allowed = attended_pairs(WhoAttends(pattern, positions, memberships))[0, 0]
     heads = query.shape[0] // key.shape[0]
     total = query.new_zeros(allowed.shape, dtype=torch.float32)
     for head in range(query.shape[0]):

@@ -11,7 +11,7 @@ from safetensors import safe_open
 
 import focus_hf
 from focus_hf.adapter import focus_layers, observe_routing, routing_mode
-from focus_hf.attention import PATHS, Pattern, masked_focus_attention
+from focus_hf.attention import PATHS, Pattern, Problem, Scores, masked_focus_attention
 from focus_hf.train import calibrate
 from tests.families import (
     FAMILIES,
@@ -127,11 +127,12 @@ def test_an_attention_layer_equals_the_float64_reference(family, monkeypatch):
     calls = []
     original = hard.focus_attention
 
-    def spy(query, key, value, pattern, positions, memberships, scale, *, softcap, **options):
-        output = original(query, key, value, pattern, positions, memberships, scale, softcap=softcap, **options)
-        arguments = (query.double(), key.double(), value.double(), pattern, positions, memberships, scale)
-        calls.append((output, masked_focus_attention(*arguments, softcap=softcap)))
-        assert pattern == Pattern(WINDOW, SINKS)
+    def spy(problem, **options):
+        output = original(problem, **options)
+        doubles = (problem.query.double(), problem.key.double(), problem.value.double())
+        scores = Scores(problem.scores.scale, problem.scores.softcap)
+        calls.append((output, masked_focus_attention(Problem(*doubles, problem.who, scores))))
+        assert problem.who.pattern == Pattern(WINDOW, SINKS)
         return output
 
     monkeypatch.setattr(hard, "focus_attention", spy)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,7 +14,10 @@ from focus_hf.attention import (
     PADDING,
     PATHS,
     Pattern,
+    Problem,
+    Scores,
     SequenceStore,
+    WhoAttends,
     attended_pairs,
     biased_focus_attention,
     count_pairs,
@@ -63,8 +68,12 @@ def random_case(seed, *, batch, heads, kv_heads, length, head_dim, value_dim, gr
 
 
 def reference(query, key, value, pattern, positions, memberships, scale):
-    mask = attended_pairs(pattern, positions, positions, memberships, memberships)[:, None]
-    return masked_attention(query.double(), key.double(), value.double(), mask, scale)
+    mask = attended_pairs(WhoAttends(pattern, positions, memberships))
+    return masked_attention(query.double(), key.double(), value.double(), mask, Scores(scale))
+
+
+def problem_of(query, key, value, pattern, positions, memberships, scale, **scores):
+    return Problem(query, key, value, WhoAttends(pattern, positions, memberships), Scores(scale, **scores))
 
 
 def relative_error(output, expected):
@@ -105,12 +114,13 @@ calls = st.fixed_dictionaries(
         "sink_logits": st.booleans(),
         "token_major": st.booleans(),
         "some_in_all_groups": st.booleans(),
+        "in_no_group": st.sampled_from(["nobody", "nobody", "some", "all", "there are none"]),
     }
 )
 
 
 def make_call(case, data):
-    """Tensors of a call, in float32: the arguments of a path, its options, and the mask by definition."""
+    """A problem in float32, and its mask by definition."""
     generator = torch.Generator().manual_seed(case["seed"])
     length, head_dim = case["length"], case["head_dim"]
     query, key, value, positions, memberships = random_case(
@@ -127,6 +137,12 @@ def make_call(case, data):
     )
     if case["some_in_all_groups"]:
         memberships |= torch.rand(*memberships.shape[:2], 1, generator=generator) < 0.1
+    if case["in_no_group"] == "some":
+        memberships &= torch.rand(*memberships.shape[:2], 1, generator=generator) < 0.7
+    elif case["in_no_group"] == "all":
+        memberships &= False
+    elif case["in_no_group"] == "there are none":
+        memberships = memberships[..., :0]
     documents = None
     if case["documents"]:
         positions, documents = packed(positions, generator)
@@ -136,53 +152,54 @@ def make_call(case, data):
     query = query[:, :, length - chunk :]
     logits = torch.randn(query.shape[1], generator=generator) if case["sink_logits"] else None
     pattern = Pattern(case["window"], case["sinks"], case["dense_below"])
-    new = slice(length - chunk, None)
-    mask = attended_pairs(
-        pattern,
-        positions[:, new],
-        positions,
-        memberships[:, new],
-        memberships,
-        None if documents is None else documents[:, new],
-        documents,
-    )[:, None]
-    arguments = (query, key, value, pattern, positions, memberships, head_dim**-0.5)
-    return arguments, {"documents": documents, "sink_logits": logits}, mask
+    who = WhoAttends(pattern, positions, memberships, documents)
+    problem = Problem(query, key, value, who, Scores(head_dim**-0.5, sink_logits=logits))
+    return problem, attended_pairs(who, slice(length - chunk, None))
 
 
-def expected_of(arguments, options, mask):
-    query, key, value, *_, scale = arguments
-    logits = options["sink_logits"]
-    logits = None if logits is None else logits.double()
-    return masked_attention(query.double(), key.double(), value.double(), mask, scale, sink_logits=logits)
+def in_doubles(problem):
+    """The same problem in float64."""
+    logits = problem.scores.sink_logits
+    return replace(
+        problem,
+        query=problem.query.double(),
+        key=problem.key.double(),
+        value=problem.value.double(),
+        scores=replace(problem.scores, sink_logits=None if logits is None else logits.double()),
+    )
+
+
+def expected_of(problem, mask):
+    double = in_doubles(problem)
+    return masked_attention(double.query, double.key, double.value, mask, double.scores)
 
 
 @settings(max_examples=150, deadline=None)
 @given(case=calls, data=st.data())
 def test_every_path_equals_the_float64_reference(case, data):
-    arguments, options, mask = make_call(case, data)
-    expected = expected_of(arguments, options, mask)
+    problem, mask = make_call(case, data)
+    expected = expected_of(problem, mask)
     for path in PATHS:
-        assert relative_error(focus_attention(*arguments, path=path, **options), expected) <= 1e-5, path
-    assert relative_error(grouped_focus_attention(*arguments, **options), expected) <= 1e-5
-    if options["sink_logits"] is None:
-        output = biased_focus_attention(*arguments, documents=options["documents"])
-        assert relative_error(output, expected) <= 1e-5
+        assert relative_error(focus_attention(problem, path=path), expected) <= 1e-5, path
+    assert relative_error(grouped_focus_attention(problem), expected) <= 1e-5
+    if problem.scores.sink_logits is None:
+        assert relative_error(biased_focus_attention(problem), expected) <= 1e-5
 
 
 @settings(max_examples=80, deadline=None)
 @given(case=calls, data=st.data(), window_queries=st.sampled_from([32, 64, 2048]))
 def test_gradients_of_the_grouped_path_equal_those_of_the_reference(case, data, window_queries):
-    arguments, options, mask = make_call(case, data)
-    logits = options["sink_logits"]
-    leaves = [x.double().requires_grad_() for x in arguments[:3]]
-    leaves += [] if logits is None else [logits.double().requires_grad_()]
-    rest, options = arguments[3:], {**options, "sink_logits": leaves[3] if logits is not None else None}
-    expected = masked_attention(*leaves[:3], mask, rest[-1], sink_logits=options["sink_logits"])
+    problem, mask = make_call(case, data)
+    problem = in_doubles(problem)
+    leaves = [problem.query, problem.key, problem.value]
+    leaves += [] if problem.scores.sink_logits is None else [problem.scores.sink_logits]
+    for leaf in leaves:
+        leaf.requires_grad_()
+    expected = masked_attention(*leaves[:3], mask, problem.scores)
     seed = torch.randn_like(expected)
     before, grouped.WINDOW_QUERIES = grouped.WINDOW_QUERIES, window_queries
     try:
-        output = grouped_focus_attention(*leaves[:3], *rest, **options)
+        output = grouped_focus_attention(problem)
         gradients = torch.autograd.grad(output, leaves, seed)
     finally:
         grouped.WINDOW_QUERIES = before
@@ -219,10 +236,12 @@ def test_a_store_attends_like_the_whole_sequence(
         top_k=top_k,
         padding="none",
     )
+    in_a_group = data.draw(st.sampled_from([1.0, 1.0, 0.6, 0.0]))
+    memberships &= torch.rand(1, length, 1, generator=torch.Generator().manual_seed(seed)) < in_a_group
     query, key, value = query[0].double(), key[0].double(), value[0].double()
     pattern, scale = Pattern(window, sinks, dense_below), 8**-0.5
-    mask = attended_pairs(pattern, positions, positions, memberships, memberships)
-    expected = masked_attention(query[None], key[None], value[None], mask, scale)[0].transpose(0, 1)
+    mask = attended_pairs(WhoAttends(pattern, positions, memberships))
+    expected = masked_attention(query[None], key[None], value[None], mask, Scores(scale))[0].transpose(0, 1)
     store, start, kernel = SequenceStore(pattern, groups), 0, kernel_named("cpu-flash")
     before, decode.PLAN_QUERIES = decode.PLAN_QUERIES, plan_queries
     try:
@@ -251,16 +270,18 @@ def test_a_store_attends_like_the_whole_sequence(
 def test_a_plan_computes_every_attended_pair_and_hardly_more(case, data):
     """What the kernels are given covers the attended pairs; with one group each, only window pairs are repeated."""
     case = {**case, "documents": False, "padding": "none", "batch": 1}
-    arguments, _, mask = make_call(case, data)
-    query, _, _, pattern, positions, memberships, _ = arguments
-    plan = make_plan(pattern, positions, memberships, query.shape[2])
+    problem, mask = make_call(case, data)
+    who, num_queries = problem.who, problem.num_queries
+    plan = make_plan(who, num_queries)
     attended = int(mask.sum())
-    assert plan.num_queries == query.shape[2]
+    assert plan.num_queries == num_queries
     assert plan.computed_pairs() >= attended
     if plan.one_group_each:
-        windows = query.shape[2] * (pattern.local_window + 1)
-        sinks = query.shape[2] + pattern.sink_tokens**2 * memberships.shape[-1]
+        windows = num_queries * (who.pattern.local_window + 1)
+        sinks = num_queries + who.pattern.sink_tokens**2 * who.memberships.shape[-1]
         assert plan.computed_pairs() <= attended + windows + sinks
+    if not who.memberships.any():  # window and sinks: nothing is computed only to be excluded
+        assert plan.computed_pairs() == attended
 
 
 def test_options_that_need_masks_pass_over_the_fast_paths():
@@ -270,16 +291,31 @@ def test_options_that_need_masks_pass_over_the_fast_paths():
     pattern = Pattern(9, 2)
     extra = torch.rand(2, 1, 60, 60) > 0.3
     extra |= torch.eye(60, dtype=torch.bool)
-    mask = attended_pairs(pattern, positions, positions, memberships, memberships)[:, None]
-    arguments = (query, key, value, pattern, positions, memberships, 0.3)
+    who, scores = WhoAttends(pattern, positions, memberships, extra_mask=extra), Scores(0.3, softcap=2.0)
+    mask = attended_pairs(WhoAttends(pattern, positions, memberships)) & extra
+    assert torch.equal(attended_pairs(who), mask)
+    assert torch.equal(attended_pairs(replace(who, extra_mask=extra[:, :, 40:]), slice(45, None)), mask[:, :, 45:])
+    expected = masked_attention(query.double(), key.double(), value.double(), mask, scores)
     for path in PATHS:
-        output = focus_attention(*arguments, softcap=2.0, extra_mask=extra, path=path)
-        expected = masked_attention(query.double(), key.double(), value.double(), mask & extra, 0.3, softcap=2.0)
+        output = focus_attention(Problem(query, key, value, who, scores), path=path)
         assert relative_error(output, expected) <= 1e-5
-    nobody = (*arguments[:5], torch.zeros_like(memberships), 0.3)  # no groups: window and sinks
-    expected = reference(query, key, value, pattern, positions, nobody[5], 0.3)
-    for path in PATHS:
-        assert relative_error(focus_attention(*nobody, path=path), expected) <= 1e-5
+
+
+def test_a_part_of_the_heads_and_a_sequence_of_the_batch_are_problems_of_their_own():
+    query, key, value, positions, memberships = random_case(
+        9, batch=2, heads=6, kv_heads=3, length=40, head_dim=8, value_dim=8, groups=4, top_k=1, padding="left"
+    )
+    extra = torch.rand(2, 6, 40, 40) > 0.3
+    documents = torch.zeros(2, 40, dtype=torch.long)
+    who = WhoAttends(Pattern(5, 2), positions, memberships, documents, extra)
+    problem = Problem(query, key, value, who, Scores(0.3, sink_logits=torch.randn(6)))
+    whole = focus_attention(problem)
+    heads = [focus_attention(problem.select_heads(slice(a, b))) for a, b in ((0, 1), (1, 3))]
+    torch.testing.assert_close(torch.cat(heads, dim=1), whole)
+    rows = [focus_attention(problem.sequence(row)) for row in range(2)]
+    torch.testing.assert_close(torch.cat(rows), whole)
+    tensors, put_together = problem.take_apart()
+    assert torch.equal(focus_attention(put_together(*tensors)), whole)
 
 
 @settings(max_examples=25, deadline=None)
@@ -307,7 +343,7 @@ def test_the_mask_is_its_definition(seed, length, groups, window, sinks, padding
         padding=padding,
     )
     pattern = Pattern(window, sinks)
-    mask = attended_pairs(pattern, positions, positions, memberships, memberships)
+    mask = attended_pairs(WhoAttends(pattern, positions, memberships))[:, 0]
     expected = definition_in_loops(pattern, positions, memberships)
     assert torch.equal(mask, expected)
     if padding == "none":
@@ -338,7 +374,7 @@ def test_half_precision_is_at_most_twice_the_dense_kernels_error(dtype, groups, 
 
     expected = reference(query, key, value, pattern, positions, memberships, scale)
     for path in (grouped_focus_attention, biased_focus_attention):
-        output = path(query, key, value, pattern, positions, memberships, scale)
+        output = path(problem_of(query, key, value, pattern, positions, memberships, scale))
         assert output.dtype == dtype
         assert (output.double() - expected).abs().max() <= 2 * dense_error
 
@@ -351,7 +387,8 @@ def test_extreme_scores_do_not_leak_through_the_penalty(dtype):
     )
     query, key = (query * 12).to(dtype), (key * 12).to(dtype)  # scores up to several hundred
     pattern, scale = Pattern(16, 4), 64**-0.5
-    output = grouped_focus_attention(query, key, value.to(dtype), pattern, positions, memberships, scale)
+    problem = problem_of(query, key, value.to(dtype), pattern, positions, memberships, scale)
+    output = grouped_focus_attention(problem)
     expected = reference(query, key, value.to(dtype), pattern, positions, memberships, scale)
     assert relative_error(output, expected) <= (1e-4 if dtype == torch.float32 else 1e-2)
 
@@ -373,8 +410,9 @@ def test_a_chunk_against_a_longer_cache_equals_the_whole(seed, length, top_k, da
         padding="left",
     )
     pattern, scale = Pattern(9, 2), 8**-0.5
-    whole = masked_focus_attention(query, key, value, pattern, positions, memberships, scale)
-    part = masked_focus_attention(query[:, :, split:], key, value, pattern, positions, memberships, scale)
+    problem = problem_of(query, key, value, pattern, positions, memberships, scale)
+    whole = masked_focus_attention(problem)
+    part = masked_focus_attention(replace(problem, query=query[:, :, split:]))
     torch.testing.assert_close(part, whole[:, :, split:], rtol=1e-5, atol=1e-6)
 
 
@@ -385,9 +423,10 @@ def test_masked_path_in_blocks_of_queries_equals_one_block(monkeypatch):
         3, batch=2, heads=2, kv_heads=1, length=70, head_dim=8, value_dim=8, groups=3, top_k=1, padding="right"
     )
     query, key, value, positions, memberships = args
-    whole = masked_focus_attention(query, key, value, Pattern(5, 1), positions, memberships, 0.3)
+    problem = problem_of(query, key, value, Pattern(5, 1), positions, memberships, 0.3)
+    whole = masked_focus_attention(problem)
     monkeypatch.setattr(masked, "QUERY_CHUNK", 16)
-    blocks = masked_focus_attention(query, key, value, Pattern(5, 1), positions, memberships, 0.3)
+    blocks = masked_focus_attention(problem)
     torch.testing.assert_close(blocks, whole, rtol=1e-5, atol=1e-6)
 
 
@@ -396,7 +435,7 @@ def test_softcap_and_sink_logits_follow_their_formulas():
     query, key, value = (torch.randn(1, 2, 6, 4, dtype=torch.float64) for _ in range(3))
     mask = torch.ones(1, 1, 6, 6, dtype=torch.bool).tril()
     logits = torch.tensor([0.5, -1.0], dtype=torch.float64)
-    output = masked_attention(query, key, value, mask, 0.5, softcap=2.0, sink_logits=logits)
+    output = masked_attention(query, key, value, mask, Scores(0.5, softcap=2.0, sink_logits=logits))
     for head in range(2):
         for i in range(6):
             scores = [2.0 * torch.tanh(query[0, head, i] @ key[0, head, j] * 0.5 / 2.0) for j in range(i + 1)]
@@ -423,10 +462,10 @@ def test_sinks_are_members_of_every_group():
     query, key, value, positions, memberships = random_case(
         5, batch=1, heads=2, kv_heads=2, length=90, head_dim=8, value_dim=8, groups=4, top_k=1, padding="none"
     )
-    named = masked_focus_attention(query, key, value, Pattern(6, 3), positions, memberships, 0.3)
+    named = masked_focus_attention(problem_of(query, key, value, Pattern(6, 3), positions, memberships, 0.3))
     marked = memberships.clone()
     marked[:, :3] = True
-    as_members = masked_focus_attention(query, key, value, Pattern(6, 0), positions, marked, 0.3)
+    as_members = masked_focus_attention(problem_of(query, key, value, Pattern(6, 0), positions, marked, 0.3))
     torch.testing.assert_close(named, as_members)
 
 
@@ -436,5 +475,5 @@ def test_without_groups_only_window_and_sinks_remain():
     )
     nobody = torch.zeros_like(memberships)
     expected = reference(query, key, value, Pattern(6, 2), positions, nobody, 0.3)
-    output = masked_focus_attention(query, key, value, Pattern(6, 2), positions, nobody, 0.3)
+    output = masked_focus_attention(problem_of(query, key, value, Pattern(6, 2), positions, nobody, 0.3))
     assert relative_error(output, expected) <= 1e-5

@@ -10,6 +10,9 @@ from hypothesis import strategies as st
 from focus_hf.attention import (
     PADDING,
     Pattern,
+    Problem,
+    Scores,
+    WhoAttends,
     gated,
     gated_attention,
     masked_attention,
@@ -33,6 +36,13 @@ def case(length=40, groups=4, dtype=torch.float64, top_k=1):
         torch.softmax(scores, -1),
         hard_memberships(scores, torch.zeros(groups), top_k),
     )
+
+
+def problem_of(query, key, value, pattern, positions, memberships=None, documents=None, **scores):
+    """Gates do not look at memberships."""
+    nobody = torch.zeros(*positions.shape, 0, dtype=torch.bool)
+    who = WhoAttends(pattern, positions, nobody if memberships is None else memberships, documents)
+    return Problem(query, key, value, who, Scores(0.3, **scores))
 
 
 def by_hand(query, key, value, pattern, positions, assignments, scale, gate, strength):
@@ -65,7 +75,8 @@ def by_hand(query, key, value, pattern, positions, assignments, scale, gate, str
 def test_gates_follow_their_formulas(gate, strength):
     query, key, value, positions, assignments, _ = case()
     pattern = Pattern(5, 2)
-    output = gated_attention(query, key, value, pattern, positions, assignments, 0.3, gate=gate, strength=strength)
+    problem = problem_of(query, key, value, pattern, positions)
+    output = gated_attention(problem, assignments, gate=gate, strength=strength)
     expected = by_hand(query, key, value, pattern, positions, assignments, 0.3, gate, strength)
     real = (positions != PADDING)[:, None, :, None]
     torch.testing.assert_close(output * real, expected, rtol=1e-6, atol=1e-7)
@@ -75,10 +86,9 @@ def test_gates_follow_their_formulas(gate, strength):
 def test_a_strong_additive_gate_on_hard_memberships_is_hard_inference(top_k):
     query, key, value, positions, _, memberships = case(top_k=top_k)
     pattern = Pattern(5, 2)
-    gated = gated_attention(
-        query, key, value, pattern, positions, memberships.double(), 0.3, gate="additive", strength=60.0
-    )
-    hard = masked_focus_attention(query, key, value, pattern, positions, memberships, 0.3)
+    problem = problem_of(query, key, value, pattern, positions, memberships)
+    gated = gated_attention(problem, memberships.double(), gate="additive", strength=60.0)
+    hard = masked_focus_attention(problem)
     real = (positions != PADDING)[:, None, :, None]
     torch.testing.assert_close(gated * real, hard * real, rtol=1e-6, atol=1e-8)
 
@@ -91,7 +101,7 @@ def spelled_out(query, key, value, pattern, positions, assignments, scale, stren
         allowed &= documents[:, :, None] == documents[:, None, :]
     gated = (i - j > pattern.local_window) & (j >= pattern.sink_tokens) & (i >= pattern.dense_below)
     bias = torch.where(gated, strength * (assignments @ assignments.mT - 1.0), 0.0)
-    return masked_attention(query, key, value, allowed[:, None], scale, bias=bias[:, None])
+    return masked_attention(query, key, value, allowed[:, None], Scores(scale), bias=bias[:, None])
 
 
 @settings(max_examples=60, deadline=None)
@@ -131,7 +141,8 @@ def test_the_additive_gate_on_kernels_is_the_one_spelled_out(
     leaves = (query, key, value, scores)
     grad = torch.randn(2, 4, length, 8, dtype=torch.float64) * real[:, None, :, None]
     arguments = (query, key, value, pattern, positions, assignments, 0.3)
-    output = gated_attention(*arguments, gate="additive", strength=strength, documents=which)
+    problem = problem_of(query, key, value, pattern, positions, documents=which)
+    output = gated_attention(problem, assignments, gate="additive", strength=strength)
     expected = spelled_out(*arguments, strength, which)
     torch.testing.assert_close(output * real[:, None, :, None], expected * real[:, None, :, None])
     gradients = torch.autograd.grad(output, leaves, grad, retain_graph=True)
@@ -145,9 +156,8 @@ def test_spelling_out_some_queries_at_a_time_changes_nothing(gate, monkeypatch):
     leaves = [x.requires_grad_() for x in (query, key, value, assignments)]
 
     def result():
-        output = gated_attention(
-            query, key, value, Pattern(5, 2), positions, assignments, 0.3, gate=gate, strength=2.0, softcap=3.0
-        )
+        problem = problem_of(query, key, value, Pattern(5, 2), positions, softcap=3.0)
+        output = gated_attention(problem, assignments, gate=gate, strength=2.0)
         real = (positions != PADDING)[:, None, :, None]
         return output * real, *torch.autograd.grad((output * real).square().sum(), leaves)
 
@@ -171,17 +181,8 @@ def test_memory_of_training_does_not_grow_with_the_square_of_the_length():
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
-            gated_attention(
-                query,
-                key,
-                value,
-                Pattern(16, 2),
-                torch.arange(length)[None],
-                assignments,
-                0.3,
-                gate=gate,
-                strength=2.0,
-            )
+            problem = problem_of(query, key, value, Pattern(16, 2), torch.arange(length)[None])
+            gated_attention(problem, assignments, gate=gate, strength=2.0)
         return sum(storages.values())
 
     for gate in ("additive", "multiplicative"):
@@ -191,12 +192,9 @@ def test_memory_of_training_does_not_grow_with_the_square_of_the_length():
 def test_sinks_and_local_pairs_are_never_gated():
     query, key, value, positions, assignments, _ = case(length=6)
     for gate in ("additive", "multiplicative"):
-        gated = gated_attention(
-            query, key, value, Pattern(10, 0), positions, assignments, 0.3, gate=gate, strength=9.0
-        )
-        open_gate = gated_attention(
-            query, key, value, Pattern(10, 0), positions, assignments, 0.3, gate="additive", strength=0.0
-        )
+        problem = problem_of(query, key, value, Pattern(10, 0), positions)
+        gated = gated_attention(problem, assignments, gate=gate, strength=9.0)
+        open_gate = gated_attention(problem, assignments, gate="additive", strength=0.0)
         real = (positions != PADDING)[:, None, :, None]
         torch.testing.assert_close(gated * real, open_gate * real)
 
@@ -208,13 +206,8 @@ def test_gradients_reach_the_assignments(gate, softcap):
     assignments.requires_grad_(True)
 
     def loss(g):
-        return (
-            gated_attention(
-                query, key, value, Pattern(3, 1), positions, g, 0.3, gate=gate, strength=2.0, softcap=softcap
-            )[0]
-            .square()
-            .sum()
-        )
+        problem = problem_of(query, key, value, Pattern(3, 1), positions, softcap=softcap)
+        return gated_attention(problem, g, gate=gate, strength=2.0)[0].square().sum()
 
     assert torch.autograd.gradcheck(loss, (assignments,), atol=1e-6)
     grad = torch.autograd.grad(loss(assignments), assignments)[0]

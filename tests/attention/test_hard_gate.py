@@ -1,5 +1,7 @@
 """Gradients of memberships through hard attention, against the formula spelled out with autograd."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -8,6 +10,9 @@ from hypothesis import strategies as st
 from focus_hf.attention import (
     PADDING,
     Pattern,
+    Problem,
+    Scores,
+    WhoAttends,
     attended_pairs,
     credit_memberships,
     find_kernel,
@@ -18,14 +23,14 @@ from focus_hf.attention import (
 from focus_hf.routing import hard_memberships, straight_through
 
 
-def first_order(query, key, value, pattern, positions, assignments, memberships, scale, documents, softcap, sinks):
+def first_order(problem, assignments):
     """Hard attention; to it comes, with a value of zero, what each distant pair adds to window and sinks."""
-    arguments = (query, key, value, pattern, positions, memberships, scale)
-    options = {"softcap": softcap, "sink_logits": sinks, "documents": documents}
-    output = masked_focus_attention(*arguments, **options)
-    alone = masked_focus_attention(query, key, value, pattern, positions, memberships & False, scale, **options)
-    everything = torch.ones_like(memberships[..., :1])
-    possible = attended_pairs(pattern, positions, positions, everything, everything, documents, documents)[:, None]
+    query, key, value, who = problem.query, problem.key, problem.value, problem.who
+    pattern, positions, memberships = who.pattern, who.positions, who.memberships
+    scale, softcap, sinks = problem.scores.scale, problem.scores.softcap, problem.scores.sink_logits
+    output = masked_focus_attention(problem)
+    alone = masked_focus_attention(replace(problem, who=replace(who, memberships=memberships & False)))
+    possible = attended_pairs(replace(who, memberships=torch.ones_like(memberships[..., :1])))
     q, k, v = (x.detach() for x in (query, key, value))
     k, v = (x.repeat_interleave(query.shape[1] // key.shape[1], dim=1) for x in (k, v))
     scores = q @ k.mT * scale
@@ -82,12 +87,10 @@ def test_output_is_hard_attention_and_every_distant_pair_has_a_gradient(
         second = real & (which == 1)
         positions = torch.where(second, second.cumsum(-1) - 1, positions)
     pattern = Pattern(window, sinks, dense_below)
-    options = {"documents": which, "softcap": softcap, "sink_logits": logits}
-    output = focus_attention(query, key, value, pattern, positions, memberships, 0.3, **options)
-    output = credit_memberships(output, assignments, query, key, value, pattern, positions, 0.3, **options)
-    expected = first_order(
-        query, key, value, pattern, positions, assignments, memberships, 0.3, which, softcap, logits
-    )
+    who = WhoAttends(pattern, positions, memberships, which)
+    problem = Problem(query, key, value, who, Scores(0.3, softcap, logits))
+    output = credit_memberships(focus_attention(problem), assignments, problem)
+    expected = first_order(problem, assignments)
     torch.testing.assert_close(output, expected)
     leaves = [query, key, value, scores, *([] if logits is None else [logits])]
     grad = torch.randn_like(expected) * real[:, None, :, None]
@@ -100,23 +103,23 @@ def case(length=40):
     torch.manual_seed(0)
     query, key, value = (torch.randn(1, 2, length, 8) for _ in range(3))
     memberships = hard_memberships(torch.randn(1, length, 4), torch.zeros(4), 1)
-    return query, key, value, Pattern(5, 2), torch.arange(length)[None], memberships
+    return Problem(query, key, value, WhoAttends(Pattern(5, 2), torch.arange(length)[None], memberships), Scores(0.3))
 
 
 def test_the_models_own_mask_and_blocks_of_queries(monkeypatch):
     """A sliding window as an explicit mask equals shorter documents; blocks change nothing."""
-    query, key, value, pattern, positions, memberships = case()
+    problem = case()
     documents = (torch.arange(40) >= 25).long()[None]
     mask = (documents[:, :, None] == documents[:, None])[:, None]
     grad = torch.randn(1, 2, 40, 8)
     found = []
     for chunk in (256, 7):
         monkeypatch.setattr(hard_gate, "QUERY_CHUNK", chunk)
-        for options in ({"extra_mask": mask}, {"documents": documents, "softcap": 1e6}):
-            assignments = memberships.float().requires_grad_()
-            output = focus_attention(query, key, value, pattern, positions, memberships, 0.3, **options)
-            arguments = (output, assignments, query, key, value, pattern, positions, 0.3)
-            found.append(torch.autograd.grad(credit_memberships(*arguments, **options), assignments, grad)[0])
+        for who, scores in (({"extra_mask": mask}, {}), ({"documents": documents}, {"softcap": 1e6})):
+            again = replace(problem, who=replace(problem.who, **who), scores=replace(problem.scores, **scores))
+            assignments = problem.who.memberships.float().requires_grad_()
+            output = credit_memberships(focus_attention(again), assignments, again)
+            found.append(torch.autograd.grad(output, assignments, grad)[0])
     for gradient in found[1:]:
         torch.testing.assert_close(gradient, found[0])
 
@@ -130,28 +133,27 @@ def test_the_gradient_points_to_the_better_group():
     memberships = torch.nn.functional.one_hot(torch.arange(length) % groups, groups).bool()[None]
     assert memberships[0, 7].int().argmax() != memberships[0, -1].int().argmax()
     assignments = memberships.float().requires_grad_()
-    pattern, positions = Pattern(4, 0), torch.arange(length)[None]
-    output = focus_attention(query, key, value, pattern, positions, memberships, 1.0)
-    output = credit_memberships(output, assignments, query, key, value, pattern, positions, 1.0)
+    who = WhoAttends(Pattern(4, 0), torch.arange(length)[None], memberships)
+    problem = Problem(query, key, value, who, Scores(1.0))
+    output = credit_memberships(focus_attention(problem), assignments, problem)
     output[0, 0, -1, 1].backward()
     assert assignments.grad[0, -1].argmax() == memberships[0, 7].int().argmax()
     assert assignments.grad[0, 7].argmax() == memberships[0, -1].int().argmax()
 
 
 def test_a_kernel_that_cannot_take_the_longer_heads_is_passed_over(monkeypatch):
-    query, key, value, pattern, positions, memberships = case()
-    narrow, asked = find_kernel(query, value), []
+    problem = case()
+    narrow, asked = find_kernel(problem.query, problem.value), []
 
     def unsupported(q, v):
         asked.append(q.shape[-1])
         return "heads are too wide" if q.shape[-1] > 8 else None
 
-    arguments = (query, key, value, pattern, positions)
-    output = focus_attention(*arguments, memberships, 0.3)
+    output = focus_attention(problem)
 
     def credit(kernel):
-        assignments = memberships.float().requires_grad_()
-        given = credit_memberships(output, assignments, *arguments, 0.3, kernel=kernel)
+        assignments = problem.who.memberships.float().requires_grad_()
+        given = credit_memberships(output, assignments, problem, kernel=kernel)
         return torch.autograd.grad(given.sum(), assignments)[0]
 
     expected = credit(narrow)
@@ -164,13 +166,14 @@ def test_a_kernel_that_cannot_take_the_longer_heads_is_passed_over(monkeypatch):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision(dtype):
-    query, key, value, pattern, positions, memberships = case(80)
+    problem = case(80)
+    query, key, value = problem.query, problem.key, problem.value
     grad = torch.randn(1, 2, 80, 8)
 
     def credit(*tensors):
-        assignments = memberships.float().requires_grad_()
-        output = focus_attention(*tensors, pattern, positions, memberships, 0.3)
-        output = credit_memberships(output, assignments, *tensors, pattern, positions, 0.3)
+        assignments = problem.who.memberships.float().requires_grad_()
+        again = Problem(*tensors, problem.who, problem.scores)
+        output = credit_memberships(focus_attention(again), assignments, again)
         return torch.autograd.grad(output, assignments, grad.to(output.dtype))[0]
 
     exact, rounded = credit(query, key, value), credit(*(x.to(dtype) for x in (query, key, value)))

@@ -9,7 +9,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from focus_hf.attention import KERNELS, Pattern, find_kernel, grouped_focus_attention, kernel_named
+from focus_hf.attention import (
+    KERNELS,
+    Pattern,
+    Problem,
+    Scores,
+    WhoAttends,
+    find_kernel,
+    grouped_focus_attention,
+    kernel_named,
+)
 from focus_hf.attention.kernels import Call, Reference
 from focus_hf.attention.kernels import flash as flash_module
 from focus_hf.attention.kernels.flash import FlashAttn2, HubFlash, TorchFlash
@@ -99,9 +108,9 @@ def test_the_reference_kernel_computes_the_grouped_path(top_k):
     query, key, value = (torch.randn(2, 4, 70, 8, dtype=torch.float64) for _ in range(3))
     memberships = torch.rand(2, 70, 5).argsort(-1) < top_k
     positions = torch.arange(70).expand(2, 70)
-    arguments = (query, key, value, Pattern(9, 3), positions, memberships, 0.3)
-    by_flash = grouped_focus_attention(*arguments, kernel=kernel_named("cpu-flash"))
-    torch.testing.assert_close(grouped_focus_attention(*arguments, kernel=kernel_named("reference")), by_flash)
+    problem = Problem(query, key, value, WhoAttends(Pattern(9, 3), positions, memberships), Scores(0.3))
+    by_flash = grouped_focus_attention(problem, kernel_named("cpu-flash"))
+    torch.testing.assert_close(grouped_focus_attention(problem, kernel_named("reference")), by_flash)
 
 
 # -- FlashAttention's interface, played by the reference ------------------------------------------------------------

@@ -14,7 +14,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from focus_hf import FocusConfig, group_report
 from focus_hf.adapter import focus_layers, observe_routing
-from focus_hf.attention import Pattern, attended_pairs
+from focus_hf.attention import Pattern, WhoAttends, attended_pairs
 from focus_hf.evaluate import Mode, attending, perplexity, token_losses
 from focus_hf.explore import Subject, explore, render, run
 from focus_hf.explore.text import passages, visible
@@ -92,7 +92,7 @@ def test_the_page_shows_what_eager_attention_does(family, top_k, dense_below):
     positions = torch.arange(LENGTH)
     pattern = Pattern(WINDOW, SINKS, dense_below)
     masks = {
-        name: attended_pairs(pattern, positions[None], positions[None], members[None], members[None])[0]
+        name: attended_pairs(WhoAttends(pattern, positions[None], members[None]))[0, 0]
         for name, (members, _) in seen.items()
     }
     order = [int(name.split(".h." if ".h." in name else ".layers.")[1].split(".")[0]) for name in seen]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -11,7 +13,10 @@ from focus_hf.attention import (
     KERNELS,
     PADDING,
     Pattern,
+    Problem,
+    Scores,
     SequenceStore,
+    WhoAttends,
     attended_pairs,
     focus_attention,
     gated_attention,
@@ -51,10 +56,8 @@ def call(dtype, *, batch=2, heads=8, kv_heads=2, length=700, head_dim=64, groups
 
 
 def reference(query, key, value, pattern, positions, memberships, scale):
-    mask = attended_pairs(
-        pattern, positions[:, -query.shape[2] :], positions, memberships[:, -query.shape[2] :], memberships
-    )
-    return masked_attention(query.double(), key.double(), value.double(), mask[:, None], scale)
+    mask = attended_pairs(WhoAttends(pattern, positions, memberships), slice(-query.shape[2], None))
+    return masked_attention(query.double(), key.double(), value.double(), mask, Scores(scale))
 
 
 @cuda_kernels
@@ -69,10 +72,11 @@ def test_at_most_twice_the_dense_kernels_error(kernel, dtype, top_k, padding):
     dense = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
     positions_of_all = torch.arange(query.shape[2], device="cuda").expand(2, -1)
     allowed = (dense.double() - reference(query, key, value, pattern, positions_of_all, everything, scale)).abs().max()
-    output = grouped_focus_attention(query, key, value, pattern, positions, memberships, scale, kernel=kernel)
+    problem = Problem(query, key, value, WhoAttends(pattern, positions, memberships), Scores(scale))
+    output = grouped_focus_attention(problem, kernel)
     expected = reference(query, key, value, pattern, positions, memberships, scale)
     assert (output.double() - expected).abs().max() <= 2 * allowed
-    chunk = focus_attention(query[:, :, 500:], key, value, pattern, positions, memberships, scale, kernel=kernel)
+    chunk = focus_attention(replace(problem, query=query[:, :, 500:]), kernel=kernel)
     assert (chunk.double() - expected[:, :, 500:]).abs().max() <= 2 * allowed
 
 
@@ -84,7 +88,8 @@ def test_gradients(kernel, top_k):
     pattern, scale = Pattern(64, 4), 64**-0.5
     leaves = [x.requires_grad_() for x in (query, key, value)]
     grad = torch.randn_like(query)
-    output = grouped_focus_attention(*leaves, pattern, positions, memberships, scale, kernel=kernel)
+    problem = Problem(*leaves, WhoAttends(pattern, positions, memberships), Scores(scale))
+    output = grouped_focus_attention(problem, kernel)
     gradients = torch.autograd.grad(output, leaves, grad)
     doubles = [x.detach().double().requires_grad_() for x in leaves]
     expected = reference(*doubles, pattern, positions, memberships, scale)
@@ -94,13 +99,13 @@ def test_gradients(kernel, top_k):
 
 @pytest.mark.parametrize("gate", ["additive", "multiplicative"])
 def test_gates_of_training(gate):
-    query, key, value, positions, _ = call(torch.bfloat16)
+    query, key, value, positions, memberships = call(torch.bfloat16)
     assignments = torch.softmax(torch.randn(2, 700, 8, device="cuda") * 3, -1)
-    arguments = (Pattern(64, 4), positions, assignments, 0.125)
-    output = gated_attention(query, key, value, *arguments, gate=gate, strength=4.0)
+    problem = Problem(query, key, value, WhoAttends(Pattern(64, 4), positions, memberships), Scores(0.125))
+    output = gated_attention(problem, assignments, gate=gate, strength=4.0)
     doubles = (x.double().cpu() for x in (query, key, value))
-    on_cpu = (Pattern(64, 4), positions.cpu(), assignments.double().cpu(), 0.125)
-    expected = gated_attention(*doubles, *on_cpu, gate=gate, strength=4.0)
+    on_cpu = Problem(*doubles, WhoAttends(Pattern(64, 4), positions.cpu(), memberships.cpu()), Scores(0.125))
+    expected = gated_attention(on_cpu, assignments.double().cpu(), gate=gate, strength=4.0)
     assert (output.double().cpu() - expected).abs().max() <= 0.05 * expected.abs().max()
 
 

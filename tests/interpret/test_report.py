@@ -17,7 +17,7 @@ import focus_hf
 from focus_hf import FocusConfig, GroupReport, group_report
 from focus_hf.adapter import focus_layers, observe_attention, observe_routing
 from focus_hf.adapter.save import save_adapter
-from focus_hf.attention import Pattern, attended_pairs
+from focus_hf.attention import Pattern, WhoAttends, attended_pairs
 from focus_hf.interpret.collect import Window
 from focus_hf.interpret.distance import distant_attention
 from focus_hf.interpret.figures import save_plots, strip_figure
@@ -219,7 +219,7 @@ def test_distant_attention_is_what_the_weights_say(family):
     def look(layer, query, key, scale, memberships):
         pattern = Pattern(8, 2)
         positions = torch.arange(60)[None]
-        allowed = attended_pairs(pattern, positions, positions, memberships, memberships)[0]
+        allowed = attended_pairs(WhoAttends(pattern, positions, memberships))[0, 0]
         key = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
         scores = torch.einsum("hqd,hkd->hqk", query[0].double(), key[0].double()) * scale
         weights = scores.masked_fill(~allowed, -math.inf).softmax(-1).mean(0)

@@ -1,0 +1,121 @@
+"""An attention problem as one value: tensors, who may attend to whom, and how scores are made.
+
+Everything that computes Focus attention takes a `Problem` and documents only what it does with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from .mask import WhoAttends
+
+
+@dataclass(frozen=True)
+class Scores:
+    """How the score of a pair is made and becomes its weight.
+
+    Args:
+        scale: factor on ``q . k``.
+        softcap: ``c`` of ``c * tanh(score / c)`` (Gemma-2), or ``None``.
+        sink_logits: ``(H,)``, a learned logit per head that takes part in the softmax and contributes no value
+            (gpt-oss), or ``None``.
+        dropout: probability of dropping an attention weight.
+    """
+
+    scale: float
+    softcap: float | None = None
+    sink_logits: Tensor | None = None
+    dropout: float = 0.0
+
+    @property
+    def is_plain(self) -> bool:
+        """Kernels can compute them."""
+        return self.softcap is None and self.dropout == 0.0
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Attention of the last ``Q`` of ``S`` tokens: whole sequences, or a chunk of new tokens against a longer cache.
+
+    Args:
+        query: ``(B, H, Q, D)``.
+        key: ``(B, H_kv, S, D)`` with ``H`` a multiple of ``H_kv``.
+        value: ``(B, H_kv, S, D_v)``.
+        who: who may attend to whom.
+        scores: how scores are made.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    who: WhoAttends
+    scores: Scores
+
+    @property
+    def num_queries(self) -> int:
+        """``Q``."""
+        return self.query.shape[2]
+
+    @property
+    def num_keys(self) -> int:
+        """``S``."""
+        return self.key.shape[2]
+
+    @property
+    def is_plain(self) -> bool:
+        """Kernels can compute it: no soft-capping, no dropout, no mask beyond causality, padding and documents."""
+        return self.scores.is_plain and self.who.extra_mask is None
+
+    def sequence(self, row: int) -> Problem:
+        """One sequence of the batch, as a batch of one."""
+        one = slice(row, row + 1)
+        return replace(
+            self, query=self.query[one], key=self.key[one], value=self.value[one], who=self.who.sequence(row)
+        )
+
+    def select_heads(self, kv_heads: slice) -> Problem:
+        """The part of some key/value heads, with the query heads that read them; views."""
+        start, stop, _ = kv_heads.indices(self.key.shape[1])
+        repeat = self.query.shape[1] // self.key.shape[1]
+        heads = slice(start * repeat, stop * repeat)
+        mask, logits = self.who.extra_mask, self.scores.sink_logits
+        return Problem(
+            self.query[:, heads],
+            self.key[:, kv_heads],
+            self.value[:, kv_heads],
+            self.who if mask is None or mask.shape[1] == 1 else replace(self.who, extra_mask=mask[:, heads]),
+            self.scores if logits is None else replace(self.scores, sink_logits=logits[heads]),
+        )
+
+    def detach(self) -> Problem:
+        """The same values, without a gradient."""
+        logits = self.scores.sink_logits
+        scores = self.scores if logits is None else replace(self.scores, sink_logits=logits.detach())
+        return replace(
+            self, query=self.query.detach(), key=self.key.detach(), value=self.value.detach(), scores=scores
+        )
+
+    def take_apart(self) -> tuple[tuple[Tensor | None, ...], Callable[..., Problem]]:
+        """All its tensors, and what makes it of them again: autograd functions have to save tensors one by one."""
+        pattern = self.who.pattern
+        scale, softcap, dropout = self.scores.scale, self.scores.softcap, self.scores.dropout
+        who, logits = self.who, self.scores.sink_logits
+        tensors = (self.query, self.key, self.value, who.positions, who.memberships, who.documents, who.extra_mask)
+
+        def put_together(
+            query: Tensor,
+            key: Tensor,
+            value: Tensor,
+            positions: Tensor,
+            memberships: Tensor,
+            documents: Tensor | None,
+            extra_mask: Tensor | None,
+            sink_logits: Tensor | None,
+        ) -> Problem:
+            who = WhoAttends(pattern, positions, memberships, documents, extra_mask)
+            return Problem(query, key, value, who, Scores(scale, softcap, sink_logits, dropout))
+
+        return (*tensors, logits), put_together
