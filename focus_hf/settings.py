@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
+
+from .escape import shown
 
 #: Version of the adapter file format that this package writes; it reads this one and older ones.
 FORMAT_VERSION = 1
@@ -37,40 +43,140 @@ class FocusSettings:
         """Spread of the scores in training's softmax; ``None``: what the temperature makes of it."""
         return self.sharpness if self.gate == "hard" else None
 
-    def validate(self) -> None:
-        """Raise `ValueError` for the first value that is out of range, naming it and what was expected."""
-        if not isinstance(self.format_version, int) or self.format_version > FORMAT_VERSION:
-            raise ValueError(
-                f"This Focus adapter has format_version {self.format_version!r}; the installed focus_hf reads up to "
-                f"{FORMAT_VERSION}. Upgrade it: pip install -U focus-hf"
-            )
-        for name, minimum in _MINIMUM.items():
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
-                raise ValueError(f"FocusConfig.{name} must be an integer of at least {minimum}, got {value!r}.")
-        if self.top_k > self.num_groups:
-            raise ValueError(
-                f"FocusConfig.top_k ({self.top_k}) cannot exceed num_groups ({self.num_groups}): a token belongs to "
-                f"at most all groups. Use a top_k from 1 to {self.num_groups}."
-            )
-        for name in ("temperature", "sharpness", "gate_strength"):
-            if not isinstance(getattr(self, name), int | float):
-                raise ValueError(f"FocusConfig.{name} must be a number, got {getattr(self, name)!r}.")
-        for name in ("temperature", "sharpness"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"FocusConfig.{name} must be positive, got {getattr(self, name)!r}.")
-        if not self.gate_strength >= 0:
-            raise ValueError(f"FocusConfig.gate_strength must not be negative, got {self.gate_strength!r}.")
-        if self.gate not in GATE_NAMES:
-            raise ValueError(f"FocusConfig.gate must be one of {', '.join(GATE_NAMES)}, got {self.gate!r}.")
+    def validate(self, where: str = "FocusConfig") -> None:
+        """Raise `ValueError` for the first value that cannot be, naming it and what was expected.
+
+        Args:
+            where: what to call the place in which the values stand.
+        """
+        check_fields(vars(self), where)
 
 
-_MINIMUM = {
-    "num_groups": 1,
-    "top_k": 1,
-    "local_window": 0,
-    "sink_tokens": 0,
-    "dense_below": 0,
-    "group_dim": 1,
-    "sinkhorn_iterations": 1,
+def check_fields(values: Mapping[str, Any], where: str) -> None:
+    """Check the fields of an adapter's configuration, PEFT's own among them, before anything is made of them.
+
+    Args:
+        values: by name; names that are not known here are not looked at.
+        where: the file or class in which they stand.
+
+    Raises:
+        ValueError: one line, for the first value of a wrong type or out of range.
+    """
+    version = values.get("format_version", FORMAT_VERSION)
+    if _is_integer(version) and version > FORMAT_VERSION:
+        raise ValueError(
+            f"{where}: format_version {shown(version)} is newer than the installed focus_hf, which reads up to "
+            f"{FORMAT_VERSION}. Upgrade it: pip install -U focus-hf"
+        )
+    for name, rule in _RULES.items():
+        if name in values and not rule.holds(values[name]):
+            raise ValueError(f"{where}: {name} must be {rule.expected}, got {shown(values[name])}.")
+    top_k, num_groups = (values.get(name, getattr(FocusSettings, name)) for name in ("top_k", "num_groups"))
+    if top_k > num_groups:
+        raise ValueError(
+            f"{where}: top_k ({top_k}) cannot exceed num_groups ({num_groups}): a token belongs to at most all "
+            f"groups. Use a top_k from 1 to {num_groups}."
+        )
+
+
+@dataclass(frozen=True)
+class _Rule:
+    """What a field may hold: in words, and as a test."""
+
+    expected: str
+    holds: Callable[[Any], bool]
+
+    def or_none(self) -> _Rule:
+        return _Rule(f"{self.expected}, or null", lambda value: value is None or self.holds(value))
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _integer(low: int, high: int) -> _Rule:
+    return _Rule(f"an integer from {low:,} to {high:,}", lambda value: _is_integer(value) and low <= value <= high)
+
+
+def _number(low: float, high: float) -> _Rule:
+    return _Rule(
+        f"a number from {low:g} to {high:,.0f}",
+        lambda value: (_is_integer(value) or isinstance(value, float)) and low <= value <= high,
+    )
+
+
+def _text(length: int) -> _Rule:
+    return _Rule(
+        f"a text of at most {length:,} printable characters",
+        lambda value: isinstance(value, str | os.PathLike) and len(str(value)) <= length and str(value).isprintable(),
+    )
+
+
+def _list_of(rule: _Rule, length: int, what: str) -> _Rule:
+    return _Rule(
+        f"a list of at most {length:,} {what}",
+        lambda value: (
+            isinstance(value, list | tuple | set) and len(value) <= length and all(rule.holds(item) for item in value)
+        ),
+    )
+
+
+#: Longest pattern (regular expression) for names of modules.
+MAX_PATTERN = 500
+
+#: What takes time or memory without end in a regular expression: a group that is counted, long counts, recursion.
+_ENDLESS = re.compile(r"\)\s*\{|\{[^{}]*\d{3}|\(\?(?!:|=|!|<=|<!|P<)|\(\?P[>=]|\{[^{}]*[^\d,{}]")
+
+
+def _is_pattern(value: Any) -> bool:
+    return isinstance(value, str) and len(value) <= MAX_PATTERN and value.isprintable() and not _ENDLESS.search(value)
+
+
+def _modules() -> _Rule:
+    names = _list_of(_text(200), 4096, "module names")
+    return _Rule(
+        f"{names.expected}, or a regular expression of at most {MAX_PATTERN} characters without counted groups, "
+        "counts above 99 and recursion",
+        lambda value: _is_pattern(value) or names.holds(value),
+    ).or_none()
+
+
+#: Tokens that a window, a start or the sinks may span: so many that their sums still fit into 32 bits.
+_MAX_TOKENS = 2**29
+
+_FLAG = _Rule("true or false", lambda value: isinstance(value, bool))
+
+_RULES = {
+    "num_groups": _integer(1, 1024),
+    "top_k": _integer(1, 1024),
+    "local_window": _integer(0, _MAX_TOKENS),
+    "sink_tokens": _integer(0, _MAX_TOKENS),
+    "dense_below": _integer(0, _MAX_TOKENS),
+    "group_dim": _integer(1, 1024),
+    "temperature": _number(1e-6, 1e6),
+    "sinkhorn_iterations": _integer(1, 1000),
+    "gate": _Rule(f"one of {', '.join(GATE_NAMES)}", lambda value: isinstance(value, str) and value in GATE_NAMES),
+    "sharpness": _number(1e-6, 1e6),
+    "gate_strength": _number(0, 1e6),
+    "straight_through": _FLAG,
+    "hidden_size": _integer(1, 2**20).or_none(),
+    "layers": _list_of(_integer(0, 9999), 4096, "layer numbers").or_none(),
+    "tokenizer_revision": _text(200).or_none(),
+    "format_version": _integer(1, FORMAT_VERSION),
+    "target_modules": _modules(),
+    "exclude_modules": _modules(),
+    "include_sliding_layers": _FLAG,
+    "base_model_name_or_path": _text(4096).or_none(),  # from here on: PEFT's own
+    "revision": _text(200).or_none(),
+    "task_type": _text(100).or_none(),
+    "peft_version": _text(200).or_none(),
+    "inference_mode": _FLAG,
+    "auto_mapping": _Rule(
+        "a mapping of at most 10 texts",
+        lambda value: (
+            isinstance(value, dict)
+            and len(value) <= 10
+            and all(_text(200).or_none().holds(text) for item in value.items() for text in item)
+        ),
+    ).or_none(),
 }

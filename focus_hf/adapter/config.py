@@ -13,7 +13,7 @@ from huggingface_hub.errors import EntryNotFoundError
 from peft.config import PeftConfig
 from peft.utils import WEIGHTS_NAME, PeftType
 
-from ..records.adapter_files import WEIGHTS_FILE, check_weights, refuse_pickles
+from ..records.adapter_files import CONFIG_FILE, WEIGHTS_FILE, check_weights, refuse_pickles
 from ..settings import FORMAT_VERSION, FocusSettings
 
 #: The adapter type; `registration.add_peft_type` has added it to PEFT's enum.
@@ -74,9 +74,13 @@ class FocusConfig(PeftConfig, FocusSettings):
     include_sliding_layers: bool = field(default=False, metadata={"help": "Also route sliding-window layers."})
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        where = "FocusConfig" if self.peft_type is None else CONFIG_FILE  # PEFT names the type when it reads a file
+        self.validate(where)
+        try:
+            super().__post_init__()
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from None
         self.peft_type = PEFT_TYPE
-        self.validate()
 
     @classmethod
     def from_pretrained(
@@ -90,7 +94,12 @@ class FocusConfig(PeftConfig, FocusSettings):
         Raises:
             ValueError: the configuration is out of range, or the weights are not what it says, or a pickle.
         """
-        config = super().from_pretrained(pretrained_model_name_or_path, subfolder=subfolder, **kwargs)
+        try:
+            config = super().from_pretrained(pretrained_model_name_or_path, subfolder=subfolder, **kwargs)
+        except ValueError as error:
+            if not str(error).startswith(CONFIG_FILE):
+                raise
+            raise ValueError(f"{Path(pretrained_model_name_or_path, subfolder or '')}/{error}") from None
         hub_arguments, _, _ = cls._split_kwargs(kwargs)
         weights = _find_weights(pretrained_model_name_or_path, subfolder, hub_arguments)
         if weights is not None and config.layers is not None:

@@ -21,12 +21,10 @@ from ..escape import one_line
 from ..records.adapter_files import ROUTER, WEIGHTS_FILE, AdapterFileError, check_tensors, refuse_pickles
 from .config import FocusConfig
 from .layer import FocusLayer
+from .names import base_prefix, plain_name, unwrapped
 
 #: Where transformers' ``load_adapter`` hands over to what writes tensors into the model.
 _LOADER = "_load_pretrained_model"
-
-#: What wrappers of a model put into the names of its tensors.
-_WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
 
 #: As what the numbers of a file may be stored.
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -113,11 +111,11 @@ def tensors_for(
     config: FocusConfig = model.peft_config[adapter_name]  # type: ignore[index, assignment]
     source = source or _source(config)
     check_tensors({name: tuple(tensor.shape) for name, tensor in tensors.items()}, config, source)
-    prefix = _base_prefix(model)
-    own = {_plain(name, prefix).removesuffix(f".{adapter_name}"): name for name in _own_names(model, adapter_name)}
+    prefix = base_prefix(model)
+    own = {plain_name(name, prefix).removesuffix(f".{adapter_name}"): name for name in _own_names(model, adapter_name)}
     found: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
-        target = own.get(_plain(name, prefix))
+        target = own.get(plain_name(name, prefix))
         name = one_line(name)
         if target is None:
             raise AdapterFileError(
@@ -189,27 +187,9 @@ def _own_names(model: nn.Module, adapter_name: str) -> list[str]:
     """Names in the model's state dict of all tensors of one Focus adapter."""
     kinds = (*FocusLayer.adapter_layer_names, *FocusLayer.other_param_names)
     own = {
-        _unwrapped(f"{name}.{kind}.{adapter_name}")
+        unwrapped(f"{name}.{kind}.{adapter_name}")
         for name, module in model.named_modules()
         if isinstance(module, FocusLayer) and adapter_name in module.configs
         for kind in kinds
     }
-    return [name for name in model.state_dict() if _unwrapped(name) in own]
-
-
-def _base_prefix(model: Any) -> str:
-    """What stands before the names of a model's tensors if it has a head, and not if it has none."""
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    prefix = getattr(base, "base_model_prefix", "")
-    return f"{prefix}." if prefix else ""
-
-
-def _plain(name: str, prefix: str) -> str:
-    """A tensor's name without what differs between a file and the models that it fits."""
-    return _unwrapped(name).removeprefix("base_model.model.").removeprefix(prefix)
-
-
-def _unwrapped(name: str) -> str:
-    for wrapper in _WRAPPERS:
-        name = name.replace(wrapper, "")
-    return name
+    return [name for name in model.state_dict() if unwrapped(name) in own]

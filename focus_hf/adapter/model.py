@@ -10,11 +10,10 @@ from peft.tuners.tuners_utils import BaseTuner, check_target_module_exists
 from torch import Tensor, nn
 
 from ..records.adapter_files import ROUTER, AdapterFileError
-from .config import FocusConfig
-from .discovery import find_attention, is_causal_self_attention, is_local_by_design
 from .layer import FocusLayer
 from .loading import awaits_weights, guard, remove_guard, take_out, tensors_for
 from .pins import warn_if_other_base
+from .targets import find_targets, without_patterns
 
 
 class FocusModel(BaseTuner):
@@ -37,10 +36,14 @@ class FocusModel(BaseTuner):
     def _prepare_adapter_config(self, peft_config: PeftConfig, model_config: dict) -> PeftConfig:
         return peft_config  # targets are found, not looked up by model type
 
+    def _check_tied_modules(self, model: nn.Module, peft_config: PeftConfig) -> None:
+        """Focus never targets embeddings, so PEFT need not match target_modules against their names."""
+
     def _prepare_model(self, peft_config: Any, model: nn.Module) -> None:
         """Choose the attention modules and check that they are the ones the adapter was made for."""
         peft_config.validate()
         targets = find_targets(model, peft_config)
+        without_patterns(peft_config, model, targets)
         self._found = copy.copy(peft_config)  # what to match is not saved: it is found anew on every model
         self._found.target_modules = list(targets)
         self._hidden_size = int(next(iter(targets.values())).config.hidden_size)
@@ -114,49 +117,3 @@ class FocusModel(BaseTuner):
             del self.model.peft_config
         remove_guard(self.model)
         return self.model
-
-
-def find_targets(model: nn.Module, config: FocusConfig) -> dict[str, Any]:
-    """The attention modules that an adapter routes, by name.
-
-    Raises:
-        ValueError: there are none; the message says what was found instead.
-    """
-    attention = dict(find_attention(model))
-    causal = {name: module for name, module in attention.items() if is_causal_self_attention(module)}
-    routable = {
-        name: module
-        for name, module in causal.items()
-        if config.include_sliding_layers or not is_local_by_design(module)
-    }
-    chosen = {name: module for name, module in routable.items() if _is_chosen(config, name, routable)}
-    if chosen:
-        return chosen
-
-    kind = type(model).__name__
-    if not attention:
-        raise ValueError(
-            f"Found no attention layer in {kind}: Focus needs a transformers model whose attention modules call the "
-            "AttentionInterface (most current architectures do)."
-        )
-    if not causal:
-        raise ValueError(
-            f"{kind} has no causal self-attention (it is an encoder?), but a Focus adapter routes the attention of "
-            "decoder language models. Use a causal model, such as one loaded with AutoModelForCausalLM."
-        )
-    if not routable:
-        raise ValueError(
-            f"All {len(causal)} attention layers of {kind} use a sliding window by design, and these are left alone. "
-            "To route them too, use FocusConfig(include_sliding_layers=True)."
-        )
-    raise ValueError(
-        f"target_modules={config.target_modules!r} with exclude_modules={config.exclude_modules!r} match none of the "
-        f"attention layers of {kind}, which are named like {next(iter(routable))!r}."
-    )
-
-
-def _is_chosen(config: FocusConfig, name: str, routable: dict[str, Any]) -> bool:
-    wanted = copy.copy(config)
-    if wanted.target_modules is None:
-        wanted.target_modules = list(routable)
-    return bool(check_target_module_exists(wanted, name))

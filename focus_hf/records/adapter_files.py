@@ -11,8 +11,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from ..escape import one_line
-from ..settings import FocusSettings
+from ..escape import one_line, shown
+from ..settings import FocusSettings, check_fields
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
@@ -77,8 +77,9 @@ def read_json(path: Path) -> Any:
     """
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise AdapterFileError(f"{path} is not valid JSON ({error}); download or save the adapter again.") from None
+    except (ValueError, RecursionError) as error:  # nested thousands deep
+        reason = one_line(str(error))
+        raise AdapterFileError(f"{path} is not valid JSON ({reason}); download or save the adapter again.") from None
 
 
 def read_config(folder: str | os.PathLike[str]) -> AdapterConfig:
@@ -93,11 +94,12 @@ def read_config(folder: str | os.PathLike[str]) -> AdapterConfig:
     values = read_json(path)
     kind = values.get("peft_type") if isinstance(values, dict) else None
     if kind != "FOCUS":
-        raise AdapterFileError(f"{path} has peft_type {kind!r}, not 'FOCUS': this is not a Focus adapter.")
+        raise AdapterFileError(f"{path} has peft_type {shown(kind)}, not 'FOCUS': this is not a Focus adapter.")
     try:
-        config = AdapterConfig(**{f.name: values[f.name] for f in fields(AdapterConfig) if f.name in values})
-    except (TypeError, ValueError) as error:
-        raise AdapterFileError(f"{path}: {error}") from None
+        check_fields(values, str(path))
+    except ValueError as error:
+        raise AdapterFileError(str(error)) from None
+    config = AdapterConfig(**{f.name: values[f.name] for f in fields(AdapterConfig) if f.name in values})
     for field in ("hidden_size", "layers"):
         if getattr(config, field) is None:
             raise AdapterFileError(f"{path} lacks {field}; save the adapter again with this version of focus_hf.")

@@ -1,0 +1,100 @@
+"""Which attention modules an adapter routes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import regex
+from torch import nn
+
+from ..escape import shown
+from .config import FocusConfig
+from .discovery import find_attention, is_causal_self_attention, is_local_by_design
+from .names import base_prefix, plain_name
+
+#: Seconds that matching a pattern against all names of a model may take.
+_PATTERN_SECONDS = 1.0
+
+
+def find_targets(model: nn.Module, config: FocusConfig) -> dict[str, Any]:
+    """The attention modules that an adapter routes, by name.
+
+    Raises:
+        ValueError: there are none; the message says what was found instead.
+    """
+    attention = dict(find_attention(model))
+    causal = {name: module for name, module in attention.items() if is_causal_self_attention(module)}
+    routable = {
+        name: module
+        for name, module in causal.items()
+        if config.include_sliding_layers or not is_local_by_design(module)
+    }
+    if chosen := _chosen(config, list(routable)):
+        return {name: routable[name] for name in chosen}
+
+    kind = type(model).__name__
+    if not attention:
+        raise ValueError(
+            f"Found no attention layer in {kind}: Focus needs a transformers model whose attention modules call the "
+            "AttentionInterface (most current architectures do)."
+        )
+    if not causal:
+        raise ValueError(
+            f"{kind} has no causal self-attention (it is an encoder?), but a Focus adapter routes the attention of "
+            "decoder language models. Use a causal model, such as one loaded with AutoModelForCausalLM."
+        )
+    if not routable:
+        raise ValueError(
+            f"All {len(causal)} attention layers of {kind} use a sliding window by design, and these are left alone. "
+            "To route them too, use FocusConfig(include_sliding_layers=True)."
+        )
+    raise ValueError(
+        f"target_modules={shown(config.target_modules)} with exclude_modules={shown(config.exclude_modules)} match "
+        f"none of the attention layers of {kind}, which are named like {next(iter(routable))!r}."
+    )
+
+
+def matches(field: str, wanted: str | Iterable[str], names: Iterable[str]) -> list[str]:
+    """Which names a choice of modules means, as PEFT understands it: whole names or their ends, or one pattern.
+
+    Args:
+        field: ``target_modules`` or ``exclude_modules``.
+        wanted: what stands there, in a configuration that has been checked.
+        names: of modules.
+
+    Raises:
+        ValueError: the pattern is not one, or matching it takes longer than a second in all.
+    """
+    if not isinstance(wanted, str):
+        ends = tuple(f".{name}" for name in wanted)
+        return [name for name in names if name in wanted or name.endswith(ends)]
+    deadline = time.monotonic() + _PATTERN_SECONDS
+    try:
+        pattern = regex.compile(wanted)
+        return [name for name in names if pattern.fullmatch(name, timeout=max(deadline - time.monotonic(), 1e-3))]
+    except (regex.error, RecursionError) as error:
+        raise ValueError(f"{field}: the pattern {shown(wanted)} is not a regular expression: {error}.") from None
+    except TimeoutError:
+        raise ValueError(
+            f"{field}: the pattern {shown(wanted)} takes longer than {_PATTERN_SECONDS:g} s to match; give a list of "
+            "module names instead."
+        ) from None
+
+
+def without_patterns(config: FocusConfig, model: nn.Module, targets: Iterable[str]) -> None:
+    """Put the names of the modules that were found in the place of a configuration's patterns, for good.
+
+    So PEFT, which looks into these fields whenever it saves, never meets a stranger's regular expression.
+    """
+    if isinstance(config.target_modules, str) or isinstance(config.exclude_modules, str):
+        prefix = base_prefix(model)
+        config.target_modules = [plain_name(name, prefix) for name in targets]
+        config.exclude_modules = None
+
+
+def _chosen(config: FocusConfig, names: list[str]) -> list[str]:
+    chosen = names if config.target_modules is None else matches("target_modules", config.target_modules, names)
+    excluded = matches("exclude_modules", config.exclude_modules, names) if config.exclude_modules else []
+    return [name for name in chosen if name not in excluded]
