@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from focus_hf.adapter import focus_layers
-from focus_hf.evaluate import attending, list_modes, load_adapted, quality_table
+from focus_hf.evaluate import attending, list_modes, quality_table
+from focus_hf.hub import load_adapted
 from focus_hf.train import tokenize_windows
 
 

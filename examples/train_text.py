@@ -14,6 +14,7 @@ import os
 
 import torch
 
+from focus_hf.card import write_card
 from focus_hf.records.results import mode_name
 from focus_hf.train import TrainRecipe, train
 
@@ -44,7 +45,7 @@ def main() -> None:
         bf16=torch.cuda.is_available(),
         trainer={"disable_tqdm": False},
     )
-    result = train(recipe, say=print)
+    result = train(recipe, say=print, on_saved=write_card)
     if os.environ.get("RANK", "0") != "0":
         return
     for row in result.results.evaluations[0].rows:

@@ -9,9 +9,9 @@ from peft import get_peft_model
 from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig, LlamaForCausalLM
 
 from ..adapter import FocusConfig, focus_layers, set_routing
-from ..evaluate import load_adapted
 from ..evaluate.modes import adapters_off
 from ..evaluate.run import check_positions
+from ..hub import load_adapted
 from ..train import calibrate
 from .settings import Measurement, Setting
 from .timing import interleaved

@@ -1,5 +1,6 @@
 """The card of an adapter: from its records to a page and to metadata. Nothing here needs torch."""
 
 from .card import FocusModelCard
+from .write import write_card
 
-__all__ = ["FocusModelCard"]
+__all__ = ["FocusModelCard", "write_card"]

@@ -18,6 +18,7 @@ from ..records.adapter_files import GROUPS_FILE, WEIGHTS_FILE, AdapterFileError,
 from ..records.base_model import BaseFacts
 from ..records.group_report import GroupReport
 from ..records.results import Results, load_results, mode_name
+from ..templates import template_folder
 from .metadata import check_finite, check_hub_id, inherited, make_metadata, merge_metadata
 from .sections import CardText
 
@@ -25,13 +26,6 @@ from .sections import CardText
 CARD = "README.md"
 
 _TEMPLATE = "focus_card.md.jinja"
-
-
-def template_folder() -> Path:
-    """Where the card templates are: inside an installed package, beside it in a source checkout."""
-    package = Path(__file__).resolve().parents[1]
-    installed = package / "hub_templates"
-    return installed if installed.is_dir() else package.parent / "hub_templates"
 
 
 class FocusModelCard(ModelCard):

@@ -1,13 +1,12 @@
-"""The command line itself: what all commands share, and how their mistakes are told."""
+"""What all commands share."""
 
 from __future__ import annotations
 
 import json
-import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, TextIO
+from typing import Any
 
 import typer
 from rich.console import Console
@@ -61,65 +60,8 @@ def numbers(option: str, text: str) -> list[int]:
         raise ValueError(f"{option} takes whole numbers with commas between them, got {text!r}.") from None
 
 
-#: Packages that a command may find missing, and the extra that brings them.
-_EXTRAS = {
-    "accelerate": "train",
-    "conllu": "interpret",
-    "datasets": "train",
-    "dulwich": "hub",
-    "markdown_it": "hub",
-    "lm_eval": "eval",
-    "matplotlib": "viz",
-    "scipy": "interpret",
-    "sklearn": "interpret",
-    "starlette": "hub",
-    "uvicorn": "hub",
-}
-
-#: Commands whose --json takes a file; without one they print.
-_JSON_FILES = ("bench", "compare", "eval", "groups")
-
-
-def _json_to_screen(arguments: list[str]) -> list[str]:
-    """Give ``--json`` its value ``-`` where it stands alone."""
-    if not arguments or arguments[0] not in _JSON_FILES:
-        return arguments
-    result = []
-    for position, argument in enumerate(arguments):
-        result.append(argument)
-        following = arguments[position + 1 : position + 2]
-        if argument == "--json" and (not following or following[0].startswith("--")):
-            result.append("-")
-    return result
-
-
 def show(values: dict[str, Any], text: str, as_json: bool) -> None:
     typer.echo(json.dumps(values) if as_json else text)
-
-
-def load_commands(arguments: list[str]) -> None:
-    """Import the commands whose flags come from the training recipe, unless another one is called: they need torch."""
-    names = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
-    if not arguments or arguments[0] not in names:
-        from . import quality  # noqa: F401
-
-
-def _fail(message: str) -> None:
-    stderr().print(f"focus-hf: {' '.join(message.split())}", markup=False, highlight=False, soft_wrap=True)
-    sys.exit(1)
-
-
-def _show_warning(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    file: TextIO | None = None,
-    line: str | None = None,
-) -> None:
-    """What is meant for the user, without the line of source that it comes from."""
-    text = f"Note: {message}" if issubclass(category, UserWarning) else f"{category.__name__}: {message}"
-    stderr().print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def stderr() -> Console:
@@ -143,21 +85,3 @@ def progress_bars() -> Iterator[Progress]:
     warnings.filterwarnings("ignore", message="`is_gradient_checkpointing`", category=FutureWarning)  # PEFT's own
     with progress_display(Console(stderr=True, quiet=not is_main_process())) as progress:
         yield progress
-
-
-def main() -> None:
-    """Entry point. Exit code 0; 1 for what went wrong, told in one line; 2 for a wrong command line."""
-    arguments = sys.argv[1:]
-    warnings.showwarning = _show_warning
-    try:
-        load_commands(arguments)
-        app(_json_to_screen(arguments))
-    except (ValueError, RuntimeError, OSError) as error:
-        _fail(str(error))
-    except ModuleNotFoundError as error:
-        package = (error.name or "").partition(".")[0]
-        if package not in _EXTRAS:
-            raise
-        _fail(f"This needs {package}: pip install 'focus-hf[{_EXTRAS[package]}]'")
-    except KeyboardInterrupt:
-        sys.exit(130)

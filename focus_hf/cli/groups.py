@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -30,23 +31,25 @@ def groups(
     write: Annotated[bool, typer.Option("--write", help="Put the report into the adapter's folder.")] = False,
 ) -> None:
     """Say what each group of tokens means, with evidence, over any text or against a gold treebank."""
+    from ..hub import load_adapted
     from ..interpret.command import run_groups, run_match
+    from ..machine import check_device
 
+    check_device(device)
+    load = partial(load_adapted, base=model, device=device)
     if against is not None:
         if treebank or markdown or plots or write:
             raise ValueError("--against compares two adapters on a --text; it takes --json and no other output.")
         files = [str(path) for path in text or ()]
-        run_match(adapter, against, files, base=model, device=device, window=seq_len, json_out=json_out)
+        run_match(adapter, against, files, load=load, window=seq_len, json_out=json_out)
         return
     with progress_bars() as progress:
         run_groups(
             adapter,
+            load=partial(load, revision=revision),
             progress=progress,
             texts=[str(path) for path in text or ()],
             treebanks=[str(path) for path in treebank or ()],
-            base=model,
-            revision=revision,
-            device=device,
             window=seq_len,
             seed=seed,
             json_out=json_out,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -37,6 +38,7 @@ def train(given: dict[str, Any], config: Path | None, as_json: bool) -> None:
     """
     from dataclasses import asdict
 
+    from ..card import write_card
     from ..evaluate.report import tables
     from ..train import RichProgress, last_checkpoint
     from ..train import train as train_adapter
@@ -45,7 +47,10 @@ def train(given: dict[str, Any], config: Path | None, as_json: bool) -> None:
     try:
         with progress_bars() as progress:
             result = train_adapter(
-                recipe, [RichProgress(progress, "centroids")], lambda text: progress.console.print(text, style="dim")
+                recipe,
+                [RichProgress(progress, "centroids")],
+                say=lambda text: progress.console.print(text, style="dim"),
+                on_saved=partial(write_card, base_model=recipe.base_model),
             )
     except KeyboardInterrupt as interrupt:
         checkpoint = last_checkpoint(Path(recipe.output_dir) / "trainer")
@@ -104,6 +109,8 @@ def evaluate_command(
     """Measure an adapter: perplexity in every mode, retention, retrieval, benchmarks; dense beside Focus."""
     from ..evaluate import EvaluationPlan
     from ..evaluate.command import Sources, run_evaluation
+    from ..hub import load_adapted
+    from ..machine import check_device
 
     plan = EvaluationPlan(
         numbers("--seq-len", seq_len),
@@ -116,15 +123,14 @@ def evaluate_command(
         batch_size,
         seed,
     )
+    check_device(device)
     sources = Sources(tuple(map(str, text or ())), tuple(map(str, retention or ())), dataset, subset, split, column)
     with progress_bars() as progress:
         run_evaluation(
             adapter,
             sources,
             plan,
-            base=model,
-            revision=revision,
-            device=device,
+            load=partial(load_adapted, base=model, device=device, revision=revision),
             tasks=[name for name in (tasks or "").split(",") if name],
             task_path=task_path,
             limit=limit,

@@ -6,6 +6,7 @@ import copy
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ from rich.table import Table
 from torch import Tensor, nn
 from transformers import AutoTokenizer, PrinterCallback, Trainer, set_seed
 
-from ..evaluate import Mode, attending, load_adapted, perplexity
+from ..card import write_card
+from ..evaluate import Mode, attending, perplexity
+from ..hub import load_adapted
 from ..texts import TextSource, cut
 from ..train import RichProgress, TrainRecipe, WindowDataset, train
 from ..train.trainer import training_arguments
@@ -72,7 +75,11 @@ def compare_with_lora(
     other = _windows(TextSource((str(retention_file),)), tokenizer, recipe, None)
     other = other[:: max(1, len(other) // recipe.eval_windows)][: recipe.eval_windows]
 
-    result = train(replace(recipe, output_dir=str(Path(recipe.output_dir) / "focus")), [_bar(progress, "Focus")])
+    result = train(
+        replace(recipe, output_dir=str(Path(recipe.output_dir) / "focus")),
+        [_bar(progress, "Focus")],
+        on_saved=partial(write_card, base_model=recipe.base_model),
+    )
     seconds = result.results.training["seconds"]  # without reading, balancing and measuring
     model, _, _ = load_adapted(str(result.folder), base=recipe.model)
 

@@ -5,7 +5,7 @@ from .modes import MODES, Mode, attending, list_modes
 from .perplexity import SlidingWindows, attended_share, perplexity, position_curve, token_losses
 from .quality import QualityRow, measure_quality, quality_table
 from .retrieval import Probe, RetrievalRow, probe_retrieval
-from .run import EvaluationPlan, TokenText, evaluate, load_adapted
+from .run import EvaluationPlan, TokenText, evaluate
 
 __all__ = [
     "MODES",
@@ -20,7 +20,6 @@ __all__ = [
     "attending",
     "evaluate",
     "list_modes",
-    "load_adapted",
     "measure_quality",
     "perplexity",
     "position_curve",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from ..files import write_atomically
-from ..machine import check_device, measured_with, require
+from ..machine import measured_with, require
 from ..records import Results, check_writable, load_results, save_results
 from ..records.adapter_files import weights_hash
 from ..texts import Texts, TextSource
@@ -21,7 +21,7 @@ from .figures import position_figure, quality_figure, retrieval_figure
 from .harness import run_tasks
 from .quality import QualityRow
 from .report import tables
-from .run import EvaluationPlan, TokenText, count_ticks, evaluate, load_adapted
+from .run import EvaluationPlan, TokenText, count_ticks, evaluate
 from .sample import take_sample
 
 
@@ -55,10 +55,8 @@ def run_evaluation(
     sources: Sources,
     plan: EvaluationPlan,
     *,
+    load: Callable[[str], tuple[Any, Any, Path]],
     progress: Progress,
-    base: str | None = None,
-    revision: str | None = None,
-    device: str = "cpu",
     tasks: Sequence[str] = (),
     task_path: Path | None = None,
     limit: int | None = None,
@@ -72,10 +70,9 @@ def run_evaluation(
         adapter: folder or Hub id.
         sources: texts; none if only tasks are run.
         plan: what to measure on them.
+        load: gives model, tokenizer and folder of the adapter, see `focus_hf.hub.load_adapted`; called when all else
+            was found in order.
         progress: shows how far it is.
-        base: base model, if not the one that the adapter names.
-        revision: of the adapter on the Hub.
-        device: where to run.
         tasks, task_path, limit: of lm-evaluation-harness, see `run_tasks`.
         json_out: file for JSON, or ``"-"`` for standard output, where then nothing else goes.
         plots: folder for pictures.
@@ -90,11 +87,10 @@ def run_evaluation(
     texts = sources.load()
     if not texts and not tasks:
         raise ValueError("Nothing to measure: give --text, --dataset or --tasks.")
-    check_device(device)
     require(*(["matplotlib"] if plots is not None else []), *(["lm_eval"] if tasks else []))
     if write:
         check_writable(adapter)
-    model, tokenizer, folder = load_adapted(adapter, base=base, device=device, revision=revision)
+    model, tokenizer, folder = load(adapter)
     results = Results(measured_with=measured_with())
     if texts:
         bar = progress.add_task("evaluation", total=count_ticks(model, len(texts), plan))

@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.progress import Progress
 
-from ..evaluate import load_adapted
+from ..hub import load_adapted
 from ..interpret import GroupReport
 from ..machine import check_device, require
 from ..records.adapter_files import GROUPS_FILE

@@ -11,8 +11,8 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from ..card.card import template_folder
 from ..files import write_atomically
+from ..templates import template_folder
 from .data import ExplorerData
 from .pack import BUDGET, pack
 

@@ -1,6 +1,7 @@
 """Adapters on the Hub: push, pull, search, look. Nothing here needs torch until a model is handed over."""
 
 from .errors import HubError
+from .load import load_adapted
 from .pull import adapter_folder, pull
 from .push import PushPlan, push_to_hub
 from .search import Found, search
@@ -10,6 +11,7 @@ __all__ = [
     "HubError",
     "PushPlan",
     "adapter_folder",
+    "load_adapted",
     "pull",
     "push_to_hub",
     "search",

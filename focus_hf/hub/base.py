@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import re
 from pathlib import Path
 
-from huggingface_hub import HfApi, try_to_load_from_cache
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+from huggingface_hub import HfApi
+from huggingface_hub.errors import HfHubHTTPError
 
+from ..commits import is_connection
 from ..records.base_model import BaseFacts
-from .errors import is_connection
 
 _TIMEOUT = 10.0
 
@@ -38,27 +36,3 @@ def base_facts(name: str, api: HfApi) -> BaseFacts | None:
         [language] if isinstance(language, str) else [str(item) for item in language],
         config if isinstance(config, dict) else {},
     )
-
-
-def commit_of(name: str, revision: str | None = None) -> str | None:
-    """The commit that a name and revision stand for now: the Hub's answer, or what the cache holds.
-
-    ``None`` for a folder, and where neither knows.
-    """
-    if os.path.isdir(name) or is_commit(revision):
-        return None if os.path.isdir(name) else revision
-    try:
-        return str(HfApi(library_name="focus_hf").model_info(name, revision=revision, timeout=_TIMEOUT).sha)
-    except Exception as error:
-        if not isinstance(error, HfHubHTTPError | OSError | ValueError) and not is_connection(error):
-            raise
-    try:
-        cached = try_to_load_from_cache(name, "config.json", revision=revision)
-    except HFValidationError:
-        return None
-    return Path(cached).parent.name if isinstance(cached, str) else None
-
-
-def is_commit(revision: str | None) -> bool:
-    """Whether a revision is a commit hash, which never moves."""
-    return revision is not None and re.fullmatch(r"[0-9a-f]{40}", revision) is not None

@@ -10,9 +10,9 @@ from huggingface_hub import EvalResultEntry, HfApi, eval_result_entries_to_yaml
 from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, RepositoryNotFoundError
 from huggingface_hub.utils import HFValidationError
 
+from ..commits import is_connection
 from ..files import write_atomically
 from ..records.results import Results
-from .errors import is_connection
 
 FOLDER = ".eval_results"
 

@@ -16,6 +16,8 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
+from ..commits import is_connection
+
 
 class HubError(RuntimeError):
     """The Hub could not do what was asked; the message says why and what to do."""
@@ -75,12 +77,6 @@ def _of_status(error: HfHubHTTPError, repo_id: str, endpoint: str) -> str:
     if "HF_HUB_DISABLE_XET" in str(error):
         return f"{endpoint} has no Xet storage: set HF_HUB_DISABLE_XET=1 before starting Python and push again."
     return f"{endpoint} answered {status}: {_line(error)}"
-
-
-def is_connection(error: Exception) -> bool:
-    """HTTP libraries have their own exception families; their transport errors are known by name."""
-    names = {cls.__name__ for cls in type(error).__mro__}
-    return bool(names & {"TransportError", "ConnectError", "TimeoutException", "ConnectionError"})
 
 
 def _line(error: Exception) -> str:

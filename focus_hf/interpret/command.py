@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
-from ..evaluate import load_adapted
 from ..files import write_atomically
-from ..machine import check_device, require
+from ..machine import require
 from ..records import check_writable
 from ..records.adapter_files import GROUPS_FILE, weights_hash
 from ..records.group_report import GroupReport
@@ -28,12 +28,10 @@ from .treebank import Treebank, read_treebank
 def run_groups(
     adapter: str,
     *,
+    load: Callable[[str], tuple[Any, Any, Path]],
     progress: Progress,
     texts: Sequence[str] = (),
     treebanks: Sequence[str] = (),
-    base: str | None = None,
-    revision: str | None = None,
-    device: str = "cpu",
     window: int = 1024,
     seed: int = 0,
     json_out: str | None = None,
@@ -45,12 +43,11 @@ def run_groups(
 
     Args:
         adapter: folder or Hub id.
+        load: gives model, tokenizer and folder of the adapter, see `focus_hf.hub.load_adapted`; called when all else
+            was found in order.
         progress: shows how far it is.
         texts: text files; or else
         treebanks: ``.conllu`` files.
-        base: base model, if not the one that the adapter names.
-        revision: of the adapter on the Hub.
-        device: where to run.
         window: tokens read at a time.
         seed: of examples, bootstrap and random groups.
         json_out, markdown: file, or ``"-"`` for standard output, where then nothing else goes.
@@ -64,7 +61,6 @@ def run_groups(
         raise ValueError("Give either --text or --treebank.")
     if "-" in (json_out, markdown) and json_out == markdown:
         raise ValueError("Only one of --json and --markdown can go to the screen.")
-    check_device(device)
     pictures = plots is not None or write
     require(*(["matplotlib"] if pictures else []), *(["conllu", "sklearn"] if treebanks else []))
     if write:
@@ -80,7 +76,7 @@ def run_groups(
     else:
         loaded = TextSource(tuple(texts)).load()
         source, name, revision_of_text = loaded.documents, loaded.name, loaded.revision
-    model, tokenizer, folder = load_adapted(adapter, base=base, device=device, revision=revision)
+    model, tokenizer, folder = load(adapter)
     bar = progress.add_task("tokens", total=None)
     report = group_report(
         model,
@@ -145,8 +141,7 @@ def run_match(
     against: str,
     texts: Sequence[str],
     *,
-    base: str | None = None,
-    device: str = "cpu",
+    load: Callable[[str], tuple[Any, Any, Path]],
     window: int = 1024,
     json_out: str | None = None,
 ) -> list[LayerMatch]:
@@ -155,18 +150,17 @@ def run_match(
     Args:
         adapter, against: folders or Hub ids.
         texts: text files that both read.
-        base, device, window, json_out: see `run_groups`.
+        load, window, json_out: see `run_groups`.
 
     Raises:
         ValueError: no text, or the adapters route different layers.
     """
     if not texts:
         raise ValueError("Two adapters are compared on a text: give --text.")
-    check_device(device)
     require("scipy")
     documents = TextSource(tuple(texts)).load().documents
-    first, tokenizer, _ = load_adapted(adapter, base=base, device=device)
-    second, _, _ = load_adapted(against, base=base, device=device)
+    first, tokenizer, _ = load(adapter)
+    second, _, _ = load(against)
     layers = match_adapters(first, second, tokenizer, documents, window)
     document = json.dumps({"layers": [layer.to_dict() for layer in layers]}) + "\n"
     if json_out == "-":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import posixpath
 import unicodedata
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -12,6 +11,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from starlette.responses import HTMLResponse
 
+from ..templates import template_folder
 from .access import Target
 from .markdown import to_html
 from .repository import Entry
@@ -36,13 +36,6 @@ def page(name: str, status: int = 200, **values: Any) -> HTMLResponse:
     values.setdefault("title", found.repo_id if found else "Local Hub")
     html = _TEMPLATES.get_template(f"local_hub_{name}.html.jinja").render(values)
     return HTMLResponse(html.encode("utf-8", "replace"), status_code=status, headers=_HEADERS)
-
-
-def _folder() -> Path:
-    """Where the templates are: inside an installed package, beside it in a source checkout."""
-    package = Path(__file__).resolve().parents[1]
-    installed = package / "hub_templates"
-    return installed if installed.is_dir() else package.parent / "hub_templates"
 
 
 def plain(value: object) -> str:
@@ -79,7 +72,7 @@ def card_html(found: Target, text: str, files: dict[str, Entry], revision: str =
 
 
 _TEMPLATES = Environment(
-    loader=FileSystemLoader(_folder()),
+    loader=FileSystemLoader(template_folder()),
     autoescape=True,
     undefined=StrictUndefined,
     trim_blocks=True,

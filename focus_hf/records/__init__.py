@@ -1,8 +1,10 @@
 """What lies in an adapter's folder: its files, what was measured, what its groups hold. Nothing here needs torch."""
 
 from .adapter_files import AdapterConfig, AdapterFileError, check_adapter, check_writable, read_config
-from .group_report import GroupFacts, GroupReport, LayerFacts
+from .group_facts import GroupFacts, LayerFacts
+from .group_report import GroupReport
 from .results import Evaluation, Results, load_results, save_results
+from .sample import TokenSample
 
 __all__ = [
     "AdapterConfig",
@@ -12,6 +14,7 @@ __all__ = [
     "GroupReport",
     "LayerFacts",
     "Results",
+    "TokenSample",
     "check_adapter",
     "check_writable",
     "load_results",

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from ..escape import escape
-from .group_report import GroupFacts, GroupReport, LayerFacts
+from .group_facts import GroupFacts, LayerFacts
 
 
-def render(report: GroupReport) -> str:
-    """Tables of layers and groups; the groups of each layer are folded away."""
-    name = escape(report.text.get("name") or "a text")
-    lines = [f"Groups on {name} ({int(report.text['tokens']):,} tokens, windows of {int(report.text['window']):,})."]
-    if report.text.get("skipped"):
-        lines[0] += f" {int(report.text['skipped']):,} sentences could not be read and are left out."
-    lines += ["", *_layers(report), ""]
-    for number, layer in enumerate(report.layers):
+def render(text: dict[str, Any], layers: Sequence[LayerFacts]) -> str:
+    """Tables of layers and groups; the groups of each layer are folded away.
+
+    Args:
+        text: what was read, see `GroupReport`.
+        layers: in order.
+    """
+    name = escape(text.get("name") or "a text")
+    lines = [f"Groups on {name} ({int(text['tokens']):,} tokens, windows of {int(text['window']):,})."]
+    if text.get("skipped"):
+        lines[0] += f" {int(text['skipped']):,} sentences could not be read and are left out."
+    lines += ["", *_layers(layers), ""]
+    for number, layer in enumerate(layers):
         lines += [
             "<details>",
             f"<summary>{escape(layer.name)}: {_summary(layer)}</summary>",
@@ -25,7 +31,7 @@ def render(report: GroupReport) -> str:
             *_splits(layer),
             *_pairs(layer),
             "</details>",
-            "" if number < len(report.layers) - 1 else "",
+            "" if number < len(layers) - 1 else "",
         ]
     return "\n".join(lines).rstrip() + "\n"
 
@@ -35,13 +41,13 @@ def _summary(layer: LayerFacts) -> str:
     return ", ".join(labels) if labels else "mixed groups"
 
 
-def _layers(report: GroupReport) -> list[str]:
-    has_gold = any("upos" in layer.agreement for layer in report.layers)
+def _layers(layers: Sequence[LayerFacts]) -> list[str]:
+    has_gold = any("upos" in layer.agreement for layer in layers)
     head = ["layer", "largest group", "in context"]
     if has_gold:
         head += ["NMI with parts of speech", "random groups", "lookup by token", "AMI"]
     lines = [_row(head), "|---|" + "---:|" * (len(head) - 1)]
-    for layer in report.layers:
+    for layer in layers:
         cells = [escape(layer.name), f"{100 * layer.largest:.1f} %", f"{100 * layer.contextual:.0f} %"]
         if has_gold:
             found = layer.agreement["upos"]

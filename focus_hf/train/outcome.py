@@ -1,4 +1,4 @@
-"""What a training leaves beside the adapter: its log, its figures, a picture, a card."""
+"""What a training leaves beside the adapter: its log, its figures, a picture."""
 
 from __future__ import annotations
 
@@ -10,13 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from ..attention import HARD_GATE
-from ..card import FocusModelCard
-from ..card.card import CARD, is_ours, read_card
-from ..card.metadata import check_hub_id
 from ..evaluate import QualityRow, quality_figure
-from ..evaluate.sample import TokenSample
 from ..files import write_atomically
-from ..records import Results, save_results
+from ..records import Results, TokenSample, save_results
 from ..records.adapter_files import CONFIG_FILE, GROUPS_FILE, weights_hash
 from ..texts import Texts
 from .checkpoints import save_base
@@ -88,34 +84,18 @@ def start_records(
     replace(sample, weights_sha256=weights_hash(folder)).save(folder)
 
 
-def write_records(recipe: TrainRecipe, results: Results, folder: Path) -> None:
-    """Write the figures, as far as they are known, their picture and the card.
+def write_records(results: Results, folder: Path) -> None:
+    """Write the figures, as far as they are known, and their picture.
 
     Args:
-        recipe: as it was run.
         results: what was measured; the hash of the weights is filled in.
         folder: of the adapter.
     """
     results.weights_sha256 = weights_hash(folder)
     save_results(results, folder)
     for evaluation in results.evaluations[:1]:
-        with contextlib.suppress(ModuleNotFoundError):  # a card without a picture is still a card
+        with contextlib.suppress(ModuleNotFoundError):  # figures without a picture are still figures
             quality_figure([QualityRow(**row) for row in evaluation.rows], folder / "figures" / _QUALITY)
-    _write_card(recipe, folder)
-
-
-def _write_card(recipe: TrainRecipe, folder: Path) -> None:
-    base = recipe.base_model or ("" if recipe.weights == "trained" else recipe.model)
-    try:
-        check_hub_id(base, "base model")
-    except ValueError:
-        return  # the card is written when the adapter is pushed and its base model has a name
-    card = FocusModelCard.from_adapter(folder, repo_id=f"your-name/{folder.resolve().name}", base_model=base)
-    if (old := read_card(folder)) is not None:
-        if not is_ours(old):
-            return
-        card = card.refreshing(old)
-    write_atomically(folder / CARD, str(card).encode())
 
 
 def _point_to_base(folder: Path) -> None:

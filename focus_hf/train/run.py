@@ -19,9 +19,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Traine
 
 from ..adapter.save import save_adapter
 from ..attention import HARD_GATE
+from ..commits import commit_of
 from ..evaluate import EvaluationPlan, TokenText, evaluate, perplexity
 from ..evaluate.sample import take_sample
-from ..hub.base import commit_of
 from ..machine import measured_with
 from ..records import Evaluation, Results
 from ..records.adapter_files import WEIGHTS_FILE
@@ -60,6 +60,7 @@ def train(
     recipe: TrainRecipe,
     callbacks: Sequence[TrainerCallback] = (),
     say: Callable[[str], None] = lambda text: None,
+    on_saved: Callable[[Path], object] = lambda folder: None,
 ) -> TrainResult:
     """Train centroids (or a whole model with Focus on), balance the groups, save, and measure.
 
@@ -70,6 +71,8 @@ def train(
         recipe: what to do.
         callbacks: further Trainer callbacks.
         say: told what happens next.
+        on_saved: called with the adapter's folder when it is written, and again when it is measured, by the process
+            that writes; `focus_hf.card.write_card` makes its card.
 
     Returns:
         The adapter's folder, its results and the log.
@@ -134,11 +137,13 @@ def train(
         recorded = take_sample(model, validation[0])
         if main:
             start_records(model, recipe, recorded, log, folder)
-            write_records(recipe, results, folder)  # whole, should measuring be interrupted
+            write_records(results, folder)  # whole, should measuring be interrupted
+            on_saved(folder)
     results.evaluations = _measure(model, validation, held_out, recipe, say)
     if main:
         with _told_what_disk(out):
-            write_records(recipe, results, folder)
+            write_records(results, folder)
+            on_saved(folder)
     trainer.accelerator.wait_for_everyone()
     return TrainResult(folder, results, log)
 

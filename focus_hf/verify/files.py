@@ -12,8 +12,7 @@ from safetensors import safe_open
 from ..card import FocusModelCard
 from ..card.card import is_ours, read_card
 from ..card.sections import CardText, Section
-from ..evaluate.sample import TokenSample
-from ..records import AdapterConfig, GroupReport, Results
+from ..records import AdapterConfig, GroupReport, Results, TokenSample
 from ..records.adapter_files import GROUPS_FILE, WEIGHTS_FILE, weights_hash
 from .claims import DIFFERS, HOLDS, Claim, same, unchecked
 

@@ -9,10 +9,11 @@ import torch
 from torch import nn
 
 from ..evaluate import SlidingWindows, list_modes, measure_quality
-from ..evaluate.sample import TokenSample, same_groups, take_sample
+from ..evaluate.sample import take_sample
 from ..interpret import group_report, read_treebank
 from ..records import Evaluation, GroupReport, Results
 from ..records.results import mode_name
+from ..records.sample import TokenSample, same_groups
 from ..texts import cut, hash_of, read_again
 from ..train.calibration import largest_groups
 from .claims import DIFFERS, HOLDS, Claim, close, unchecked

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ..evaluate import load_adapted
-from ..evaluate.sample import TokenSample
-from ..hub import adapter_folder
-from ..records import load_results, read_config
+from ..hub import adapter_folder, load_adapted
+from ..records import TokenSample, load_results, read_config
 from .claims import Claim, unchecked
 from .files import check_files, load_report
 from .measured import check_balance, check_groups, check_perplexities, check_sample

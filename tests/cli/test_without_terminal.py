@@ -15,10 +15,11 @@ import torch
 from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from focus_hf.evaluate.sample import TokenSample, same_groups, take_sample
+from focus_hf.evaluate.sample import take_sample
 from focus_hf.progress import LineProgress, progress_display
 from focus_hf.records import check_adapter, load_results
 from focus_hf.records.adapter_files import weights_hash
+from focus_hf.records.sample import TokenSample, same_groups
 from focus_hf.texts import TextSource, cut
 from focus_hf.train.calibration import largest_groups
 

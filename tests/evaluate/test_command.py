@@ -14,7 +14,7 @@ from focus_hf.adapter import FocusConfig, focus_layers
 from focus_hf.adapter.save import save_adapter
 from focus_hf.evaluate import Mode, Probe, list_modes, perplexity, probe_retrieval, token_losses
 from focus_hf.evaluate.command import add_to_adapter
-from focus_hf.evaluate.run import load_adapted
+from focus_hf.hub import load_adapted
 from focus_hf.records import load_results
 from focus_hf.texts import tokenize_windows
 from tests.cli.test_cli import focus_hf

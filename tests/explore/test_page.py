@@ -18,9 +18,9 @@ from typer.testing import CliRunner
 
 from focus_hf import FocusConfig, FocusModelCard
 from focus_hf.adapter.save import save_adapter
-from focus_hf.card.card import template_folder
 from focus_hf.explore import GroupNote, render, write, write_space
 from focus_hf.explore.pack import NOT_PREDICTED, in_script, pack, pack_losses
+from focus_hf.templates import template_folder
 from tests.explore.pages import Elements, made_up, page_data, unpack
 from tests.families import unbalance
 

@@ -9,22 +9,23 @@ import sys
 
 from huggingface_hub import HfApi
 
-from focus_hf.hub.base import commit_of
+from focus_hf.commits import commit_of
 from focus_hf.local_hub import LocalHub
 
 TRAIN = """
 import sys
+from focus_hf.card import write_card
 from focus_hf.train import TrainRecipe, train
 train(TrainRecipe(model="demo/base", output_dir=sys.argv[1], train_file=[sys.argv[2]], num_groups=4, local_window=8,
                   seq_len=64, max_steps=1, batch_size=1, eval_windows=2, calibration_windows=2,
-                  trainer={"disable_tqdm": True}))
+                  trainer={"disable_tqdm": True}), on_saved=write_card)
 """
 
 LOAD = """
 import sys, warnings
 import focus_hf
 from transformers import AutoModelForCausalLM
-from focus_hf.evaluate import load_adapted
+from focus_hf.hub import load_adapted
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     if sys.argv[2] == "ours":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import resource
 import signal
+from functools import partial
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, TrainerCallback
 
 import focus_hf
+from focus_hf.card import write_card
 from focus_hf.records import check_adapter, load_results
 from focus_hf.train import RichProgress, TrainingDiverged, TrainRecipe, last_checkpoint, train
 from focus_hf.train.checkpoints import BASE_WEIGHTS
@@ -46,7 +48,8 @@ def same(first, second):
 @pytest.fixture(scope="module")
 def trained(tiny, tmp_path_factory):
     out = tmp_path_factory.mktemp("trained") / "adapter"
-    return train(recipe(tiny, out, base_model="org/base", eval_steps=3, gate="additive"))
+    write = partial(write_card, base_model="org/base")
+    return train(recipe(tiny, out, eval_steps=3, gate="additive"), on_saved=write)
 
 
 def test_it_leaves_an_adapter_with_measured_quality_and_a_card(trained, tiny):
@@ -143,7 +146,7 @@ def test_nothing_is_overwritten_unasked(trained, tiny, tmp_path):
 
 def test_overwriting_leaves_nothing_of_the_old_run_and_all_of_what_a_person_wrote(tiny, tmp_path):
     out = tmp_path / "out"
-    first = train(recipe(tiny, out, base_model="org/base", save_steps=2))
+    first = train(recipe(tiny, out, save_steps=2))
     (out / "README.md").write_text("My own words.")
     (out / "focus_groups.json").write_text("{}")
     (out / "figures" / "groups-map.png").write_bytes(b"")
@@ -151,7 +154,7 @@ def test_overwriting_leaves_nothing_of_the_old_run_and_all_of_what_a_person_wrot
         train(recipe(tiny, out, seed=1, overwrite=True, save_steps=2), [Interrupt(3)])
     assert same(weights(out), weights(first.folder))  # until the new one is there
     assert last_checkpoint(out / "trainer").name == "checkpoint-2"  # of the new run, not step 6 of the old
-    train(recipe(tiny, out, seed=1, base_model="org/base", overwrite=True))
+    train(recipe(tiny, out, seed=1, overwrite=True), on_saved=partial(write_card, base_model="org/base"))
     assert (out / "README.md").read_text() == "My own words."
     assert not (out / "focus_groups.json").exists() and not (out / "figures" / "groups-map.png").exists()
 

@@ -11,10 +11,11 @@ from safetensors.torch import load_file, save_file
 
 from focus_hf.card import FocusModelCard
 from focus_hf.card.card import read_card
-from focus_hf.evaluate import load_adapted
-from focus_hf.evaluate.sample import TokenSample, same_groups, take_sample
+from focus_hf.evaluate.sample import take_sample
+from focus_hf.hub import load_adapted
 from focus_hf.records import AdapterFileError, load_results
 from focus_hf.records.adapter_files import weights_hash
+from focus_hf.records.sample import TokenSample, same_groups
 from focus_hf.texts import TextSource, read_again
 from focus_hf.train import TrainRecipe, train
 from focus_hf.verify import DIFFERS, HOLDS, UNCHECKED, verify
