@@ -47,15 +47,22 @@ def save_adapter(
         return Path(folder)
     saved = copy.copy(config)
     saved.inference_mode = True
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
     if saved.base_model_name_or_path is None:
-        base = model.get_base_model() if hasattr(model, "get_base_model") else model
         saved.base_model_name_or_path = getattr(base, "name_or_path", None) or None
     target = Path(folder)
     write_atomically(target / WEIGHTS_FILE, save(state, metadata={"format": "pt"}))
     with tempfile.TemporaryDirectory() as scratch:
-        saved.save_pretrained(scratch)  # the file as PEFT writes it
+        saved.save_pretrained(scratch, auto_mapping_dict=_auto_mapping(saved, base))  # the file as PEFT writes it
         write_atomically(target / CONFIG_FILE, (Path(scratch) / CONFIG_FILE).read_bytes())
     return target
+
+
+def _auto_mapping(config: FocusConfig, base: Any) -> dict[str, str] | None:
+    """By which class `AutoPeftModel` makes the base model, where no task type says it."""
+    if config.task_type is not None:
+        return None
+    return {"base_model_class": type(base).__name__, "parent_library": type(base).__module__}
 
 
 def _choose_adapter(model: Any, adapter_name: str | None) -> tuple[str, FocusConfig]:

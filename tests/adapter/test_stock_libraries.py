@@ -10,11 +10,12 @@ import sys
 
 import pytest
 import torch
-from peft import AutoPeftModelForCausalLM, LoraConfig, PeftConfig, PeftModel, PeftType, get_peft_model
+from peft import AutoPeftModel, AutoPeftModelForCausalLM, LoraConfig, PeftConfig, PeftModel, PeftType, get_peft_model
 from transformers import AutoModel, AutoModelForCausalLM, Trainer, TrainingArguments
 
 import focus_hf
 from focus_hf.adapter import focus_layers
+from focus_hf.adapter.save import save_adapter
 from tests.families import FAMILIES, base_model, focus_config, focus_model, logits, token_ids, unbalance
 
 families = pytest.mark.parametrize("family", FAMILIES)
@@ -69,6 +70,17 @@ def test_a_headless_model_loads_it_too(saved):
         expected = whole.model(input_ids=IDS).last_hidden_state
         torch.testing.assert_close(headless(input_ids=IDS).last_hidden_state, expected)
     assert len(focus_layers(headless)) == 3
+
+
+def test_auto_peft_model_loads_an_adapter_without_a_task_type(tmp_path):
+    """What `push_to_hub` and `train` write names the base model's class, as PEFT's own saving does."""
+    base_model("llama").save_pretrained(tmp_path / "base")
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(tmp_path / "base"), focus_config(task_type=None))
+    model.save_pretrained(tmp_path / "stock")
+    save_adapter(model, tmp_path / "ours")
+    assert (tmp_path / "ours/adapter_config.json").read_text() == (tmp_path / "stock/adapter_config.json").read_text()
+    loaded = AutoPeftModel.from_pretrained(tmp_path / "ours")
+    assert torch.equal(logits(loaded, IDS), logits(model.eval(), IDS))
 
 
 @families
