@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from peft.config import PeftConfig
 from peft.tuners.tuners_utils import BaseTuner, check_target_module_exists
 from torch import Tensor, nn
 
+from ..escape import shown
 from ..records.adapter_files import ROUTER, AdapterFileError
 from .layer import FocusLayer
 from .loading import awaits_weights, guard, remove_guard, take_out, tensors_for
@@ -77,6 +80,21 @@ class FocusModel(BaseTuner):
             if awaits_weights(model, adapter_name):
                 take_out(model, adapter_name)
             raise
+
+    @contextmanager
+    def _enable_peft_forward_hooks(self, *args: Any, **kwargs: Any) -> Iterator[None]:
+        """PEFT enters this around every call, with the call's arguments.
+
+        Raises:
+            ValueError: ``adapter_names`` asks for other adapters than the active one.
+        """
+        others = sorted(set(kwargs.get("adapter_names") or ()) - set(self.active_adapters))
+        if others:
+            raise ValueError(
+                f"adapter_names: a batch cannot mix Focus adapters, and {shown(others[0])} is not the active one. Call "
+                "the model once for each adapter, after set_adapter()."
+            )
+        yield
 
     def _check_target_module_exists(self, peft_config: PeftConfig, key: str) -> Any:  # type: ignore[override]
         return check_target_module_exists(self._found, key)
