@@ -33,6 +33,29 @@ def adapter(tmp_path):
     return save_adapter(focus_model("llama"), tmp_path / "adapter")
 
 
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory):
+    """A local Hub in which the token "t" may do everything."""
+    from focus_hf.local_hub import LocalHub
+
+    with LocalHub(tmp_path_factory.mktemp("hub"), token="t") as running:
+        yield running
+
+
+@pytest.fixture
+def api(hub):
+    """The client of that Hub."""
+    from huggingface_hub import HfApi
+
+    return HfApi(endpoint=hub.endpoint, token="t")
+
+
+@pytest.fixture
+def own_name(request):
+    """A name of the test's own, for a repository."""
+    return request.node.name.split("[")[0].replace("_", "-")[-60:].strip("-")
+
+
 def pytest_collection_modifyitems(config, items):
     """Slow tests run when they are asked for; GPU tests where there is one."""
     if "slow" not in (config.getoption("-m") or ""):

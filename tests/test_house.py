@@ -27,7 +27,7 @@ ROWS = (
 )
 
 #: Modules that know no room, and that every room may know.
-TOOLS = ("commits", "escape", "files", "front_matter", "progress", "ranks", "settings", "templates", "texts")
+TOOLS = ("commits", "escape", "files", "front_matter", "output", "progress", "ranks", "settings", "templates", "texts")
 
 #: Who may know the local Hub, which knows nobody, besides tests.
 HOSTS = ("cli", "demo")

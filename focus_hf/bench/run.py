@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import torch
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.text import Text
 
 from ..files import write_atomically
 from ..hub import adapter_folder
 from ..machine import environment, require, summary
+from ..output import deliver
 from ..progress import progress_display
 from ..records import Results, check_writable, load_results, read_config, save_results
 from .attention import bench_attention, bench_decode
@@ -87,14 +88,8 @@ def run_bench(
                 progress.advance(task)
     facts = environment()
     document = {"environment": facts, "results": [measured.to_dict() for measured in results]}
-    if json_out == "-":
-        sys.stdout.write(json.dumps(document, indent=2) + "\n")
-    else:
-        screen = Console()
-        screen.print(table(results, screen.width))
-        screen.print(summary(facts), highlight=False)
-        if json_out is not None:
-            write_atomically(Path(json_out), (json.dumps(document, indent=2) + "\n").encode())
+    shown: list[RenderableType] = [table(results, Console().width), Text(summary(facts))]
+    deliver(json.dumps(document, indent=2) + "\n", json_out, shown)
     if markdown is not None:
         write_atomically(markdown, f"{to_markdown(results)}\n\n{summary(facts)}\n".encode())
     if plot is not None:

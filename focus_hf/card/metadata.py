@@ -11,7 +11,7 @@ from huggingface_hub import EvalResult
 from huggingface_hub.repocard_data import eval_results_to_model_index
 from huggingface_hub.utils import HFValidationError, validate_repo_id
 
-from ..records.adapter_files import AdapterConfig
+from ..records.adapter_files import AdapterConfig, names_a_folder
 from ..records.base_model import BaseFacts
 from ..records.results import Results, mode_name
 
@@ -115,7 +115,7 @@ def check_hub_id(name: str, what: str) -> str:
     Raises:
         ValueError: it is a path on this machine, or not a valid name.
     """
-    is_path = os.path.isabs(name) or name.startswith((".", "~")) or os.path.isdir(name)
+    is_path = names_a_folder(name)
     try:
         validate_repo_id(name)
     except HFValidationError:

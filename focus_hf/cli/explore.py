@@ -8,19 +8,20 @@ from typing import Annotated, Any
 import typer
 
 from .app import app, numbers, progress_bars, show
+from .flags import Adapter, Device, Revision
 
 
 @app.command(epilog="Example: focus-hf explore --adapter my-adapter --text notes.txt --top-k 1,2 --out explorer.html")
 def explore(
-    adapter: Annotated[str, typer.Option(help="The adapter: a folder or a Hub id.")],
+    adapter: Adapter,
     text: Annotated[list[Path] | None, typer.Option(help="Text files.", exists=True, dir_okay=False)] = None,
     against: Annotated[str | None, typer.Option(help="Another adapter of the same base, for the other side.")] = None,
     top_k: Annotated[str | None, typer.Option(help="Groups per token; two with a comma are two sides.")] = None,
     model: Annotated[
         str | None, typer.Option("--model", "--base", help="Base model, if not the one that the adapter names.")
     ] = None,
-    revision: Annotated[str | None, typer.Option(help="Revision of the adapter on the Hub.")] = None,
-    device: Annotated[str, typer.Option(help="Where: cpu, cuda, ...")] = "cpu",
+    revision: Revision = None,
+    device: Device = "cpu",
     max_tokens: Annotated[int, typer.Option(help="Tokens shown.", min=1)] = 5000,
     seq_len: Annotated[
         int | None, typer.Option(help="Tokens read at a time; as many as the model has positions by default.", min=2)

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from ..escape import one_line
 from .app import app, show
+from .flags import AsJson, Revision
 
 if TYPE_CHECKING:
     from ..hub.search import Found
@@ -30,7 +31,7 @@ def search(
     group: Annotated[str | None, typer.Option(help="With a group about this: punctuation, verb, PROPN ...")] = None,
     sort: Annotated[str, typer.Option(help="downloads, likes, date, perplexity.")] = "downloads",
     limit: Annotated[int, typer.Option(help="Results, at most.", min=1)] = 20,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Find adapters on the Hub."""
     from ..hub import search as search_hub
@@ -79,8 +80,8 @@ def _described(adapter: Found) -> Iterator[str]:
 @app.command(epilog="Example: focus-hf info org/llama-focus")
 def info(
     adapter: Annotated[str | None, typer.Argument(help="An adapter: a folder or a Hub id.")] = None,
-    revision: Annotated[str | None, typer.Option(help="Revision of the adapter on the Hub.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")] = False,
+    revision: Revision = None,
+    as_json: AsJson = False,
 ) -> None:
     """An adapter in one screen, without downloading its weights; or this machine: versions, devices, kernels."""
     if adapter is not None:

@@ -9,23 +9,24 @@ from typing import Annotated
 import typer
 
 from .app import app, progress_bars
+from .flags import Adapter, BaseModel, Device, JsonFile, Revision
 
 
 @app.command(epilog="Example: focus-hf groups --adapter my-adapter --treebank en_ewt-ud-dev.conllu --plots plots")
 def groups(
-    adapter: Annotated[str, typer.Option(help="The adapter: a folder or a Hub id.")],
+    adapter: Adapter,
     text: Annotated[list[Path] | None, typer.Option(help="Text files.", exists=True)] = None,
     treebank: Annotated[
         list[Path] | None,
         typer.Option(help="Treebank with gold labels (.conllu).", exists=True),
     ] = None,
     against: Annotated[str | None, typer.Option(help="Another adapter of the same base: which groups match?")] = None,
-    model: Annotated[str | None, typer.Option(help="Base model, if not the one that the adapter names.")] = None,
-    revision: Annotated[str | None, typer.Option(help="Revision of the adapter on the Hub.")] = None,
-    device: Annotated[str, typer.Option(help="Where: cpu, cuda, ...")] = "cpu",
+    model: BaseModel = None,
+    revision: Revision = None,
+    device: Device = "cpu",
     seq_len: Annotated[int, typer.Option(help="Tokens read at a time.", min=2)] = 1024,
     seed: Annotated[int, typer.Option(help="Of examples, bootstrap and random groups.")] = 0,
-    json_out: Annotated[str | None, typer.Option("--json", help="Write JSON: a file, or - for the screen.")] = None,
+    json_out: JsonFile = None,
     markdown: Annotated[str | None, typer.Option(help="Write Markdown: a file, or - for the screen.")] = None,
     plots: Annotated[Path | None, typer.Option(help="Folder for pictures.")] = None,
     write: Annotated[bool, typer.Option("--write", help="Put the report into the adapter's folder.")] = False,

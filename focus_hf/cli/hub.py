@@ -10,6 +10,7 @@ import typer
 
 from ..files import write_atomically
 from .app import app, show, stderr
+from .flags import AsJson, License, NamedBase
 from .options import named_values
 
 if TYPE_CHECKING:
@@ -68,18 +69,18 @@ def hub(
 def push(
     folder: Annotated[Path, typer.Argument(help="Folder of the adapter.")],
     repo_id: Annotated[str, typer.Argument(help="Where to push it: org/name.")],
-    base_model: Annotated[str | None, typer.Option(help="Hub id of the base model, if it was a folder.")] = None,
+    base_model: NamedBase = None,
     private: Annotated[bool, typer.Option("--private", help="Create a private repository.")] = False,
     create_pr: Annotated[bool, typer.Option("--create-pr", help="Open a pull request.")] = False,
     revision: Annotated[str | None, typer.Option(help="Branch to commit to.")] = None,
     commit_message: Annotated[str | None, typer.Option(help="Message of the commit.")] = None,
-    license: Annotated[str | None, typer.Option(help="Licence of the adapter; the base model's by default.")] = None,
+    license: License = None,
     explorer: Annotated[str | None, typer.Option(help="Space with its explorer page: org/name.")] = None,
     metadata: _METADATA = None,
     template: _TEMPLATE = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a card that somebody else wrote.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, send nothing.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Check an adapter, write its card and push both in one commit."""
     from ..hub import PushPlan, push_to_hub
@@ -117,7 +118,7 @@ def pull(
     repo_id: Annotated[str, typer.Argument(help="The adapter: org/name.")],
     folder: Annotated[Path | None, typer.Argument(help="Where to put it; the cache by default.")] = None,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Download an adapter, checked before and after."""
     from ..hub import pull as pull_adapter
@@ -130,8 +131,8 @@ def pull(
 def card(
     adapter: Annotated[Path, typer.Option(help="Folder of the adapter.")],
     repo_id: Annotated[str, typer.Option(help="Where it is, or will be, on the Hub.")] = "your-name/your-adapter",
-    base_model: Annotated[str | None, typer.Option(help="Hub id of the base model, if it was a folder.")] = None,
-    license: Annotated[str | None, typer.Option(help="Licence of the adapter; the base model's by default.")] = None,
+    base_model: NamedBase = None,
+    license: License = None,
     metadata: _METADATA = None,
     template: _TEMPLATE = None,
     write: Annotated[bool, typer.Option("--write", help="Write README.md into the folder.")] = False,

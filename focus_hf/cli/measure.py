@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from .app import app, numbers
+from .flags import Device, JsonFile
 
 
 @app.command(epilog="Example: focus-hf demo --base ./my-model --text notes.txt --out demo-output")
@@ -29,7 +30,7 @@ def demo(
 def bench(
     what: Annotated[str | None, typer.Option(help="Of attention, decode, model, memory, training.")] = None,
     adapter: Annotated[str | None, typer.Option(help="Adapter for `model`: a folder or a Hub id.")] = None,
-    device: Annotated[str, typer.Option(help="Where: cpu, cuda, cuda:1 ...")] = "cpu",
+    device: Device = "cpu",
     lengths: Annotated[str, typer.Option(help="Tokens, several with commas.")] = "1024,2048,4096,8192",
     num_groups: Annotated[str, typer.Option(help="Groups per layer (K), several with commas.")] = "8",
     top_k: Annotated[str | None, typer.Option(help="Groups per token (k), several with commas.")] = None,
@@ -42,7 +43,7 @@ def bench(
     kernel: Annotated[str, typer.Option(help="Attention backend, as `focus-hf info` lists them.")] = "auto",
     base: Annotated[str | None, typer.Option(help="Model for `model`: a folder or a Hub id.")] = None,
     seconds: Annotated[float, typer.Option(help="Time for each setting, at least.", min=0.1)] = 5.0,
-    json_out: Annotated[str | None, typer.Option("--json", help="Write JSON: a file, or - for the screen.")] = None,
+    json_out: JsonFile = None,
     markdown: Annotated[Path | None, typer.Option(help="Write the table as Markdown.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw ratios against lengths (PNG).")] = None,
     write: Annotated[bool, typer.Option("--write", help="Put the figures into the adapter's folder.")] = False,

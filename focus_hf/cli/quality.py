@@ -13,6 +13,7 @@ from rich.console import Console
 
 from ..train.recipe import TrainRecipe
 from .app import app, is_main_process, numbers, progress_bars, show
+from .flags import Adapter, AsJson, BaseModel, Device, JsonFile, Revision
 from .options import flags_of, named_values
 
 _CONFIG = inspect.Parameter(
@@ -25,7 +26,7 @@ _JSON = inspect.Parameter(
     "as_json",
     inspect.Parameter.KEYWORD_ONLY,
     default=False,
-    annotation=Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")],
+    annotation=AsJson,
 )
 
 
@@ -78,7 +79,7 @@ def train(given: dict[str, Any], config: Path | None, as_json: bool) -> None:
     epilog="Example: focus-hf eval --adapter my-adapter --text held-out.txt --seq-len 512,1024 --top-k 1,2 --json",
 )
 def evaluate_command(
-    adapter: Annotated[str, typer.Option(help="The adapter: a folder or a Hub id.")],
+    adapter: Adapter,
     text: Annotated[list[Path] | None, typer.Option(help="Held-out text of the domain.", exists=True)] = None,
     retention: Annotated[
         list[Path] | None, typer.Option(help="Text of another domain: is anything lost there?", exists=True)
@@ -97,12 +98,12 @@ def evaluate_command(
     tasks: Annotated[str | None, typer.Option(help="Tasks of lm-evaluation-harness, with commas.")] = None,
     task_path: Annotated[Path | None, typer.Option(help="Folder of task files of your own.", exists=True)] = None,
     limit: Annotated[int | None, typer.Option(help="Examples of each task, at most.", min=1)] = None,
-    model: Annotated[str | None, typer.Option(help="Base model, if not the one that the adapter names.")] = None,
-    revision: Annotated[str | None, typer.Option(help="Revision of the adapter on the Hub.")] = None,
-    device: Annotated[str, typer.Option(help="Where: cpu, cuda, ...")] = "cpu",
+    model: BaseModel = None,
+    revision: Revision = None,
+    device: Device = "cpu",
     batch_size: Annotated[int, typer.Option(help="Windows at a time.", min=1)] = 4,
     seed: Annotated[int, typer.Option(help="Of the probe's choices.")] = 0,
-    json_out: Annotated[str | None, typer.Option("--json", help="Write JSON: a file, or - for the screen.")] = None,
+    json_out: JsonFile = None,
     plots: Annotated[Path | None, typer.Option(help="Folder for pictures.")] = None,
     write: Annotated[bool, typer.Option("--write", help="Put the figures into the adapter's own files.")] = False,
 ) -> None:
@@ -163,7 +164,7 @@ def evaluate_command(
             "json_out",
             inspect.Parameter.KEYWORD_ONLY,
             default=None,
-            annotation=Annotated[str | None, typer.Option("--json", help="Write JSON: a file, or - for the screen.")],
+            annotation=JsonFile,
         ),
         _CONFIG,
     ],
@@ -177,27 +178,16 @@ def compare(
 ) -> None:
     """Train Focus and LoRA with as many parameters on the same windows, and compare domain and retention."""
     from ..compare import compare_with_lora, comparison_table
+    from ..output import deliver
 
     recipe = _recipe(config, given)
     with progress_bars() as progress:
         rows = compare_with_lora(recipe, retention_file, lora_learning_rate, progress)
-    _deliver({"rows": [row.to_dict() for row in rows]}, json_out, comparison_table(rows))
+    document = json.dumps({"rows": [row.to_dict() for row in rows]}, indent=2) + "\n"
+    deliver(document, json_out, [comparison_table(rows)])
 
 
 def _recipe(config: Path | None, given: dict[str, Any]) -> TrainRecipe:
     if "trainer" in given:
         given["trainer"] = named_values("--trainer", given["trainer"])
     return TrainRecipe.from_values(config, given)
-
-
-def _deliver(document: dict[str, Any], json_out: str | None, table: Any) -> None:
-    """A table on the screen and JSON in a file, or JSON on the screen and nothing else."""
-    from ..files import write_atomically
-
-    text = json.dumps(document, indent=2) + "\n"
-    if json_out == "-":
-        typer.echo(text, nl=False)
-        return
-    Console().print(table)
-    if json_out is not None:
-        write_atomically(Path(json_out), text.encode())

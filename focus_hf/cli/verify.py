@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .app import app, progress_bars
+from .flags import AsJson, BaseModel, Device, Revision
 
 _STYLES = {"holds": "green", "differs": "bold red", "not checked": "yellow"}
 
@@ -25,11 +26,11 @@ def verify(
     treebank: Annotated[
         list[Path] | None, typer.Option(help="Treebank of the card's group report (.conllu).", exists=True)
     ] = None,
-    model: Annotated[str | None, typer.Option(help="Base model, if not the one that the adapter names.")] = None,
-    revision: Annotated[str | None, typer.Option(help="Revision of the adapter on the Hub.")] = None,
-    device: Annotated[str, typer.Option(help="Where: cpu, cuda, ...")] = "cpu",
+    model: BaseModel = None,
+    revision: Revision = None,
+    device: Device = "cpu",
     files_only: Annotated[bool, typer.Option("--files-only", help="Check what needs no model.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Measure a card's claims again on this machine; exit code 1 if one does not hold."""
     from ..hub import adapter_folder

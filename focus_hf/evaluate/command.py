@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.progress import Progress
 
-from ..files import write_atomically
 from ..machine import measured_with, require
+from ..output import deliver
 from ..records import Results, check_writable, load_results, save_results
 from ..records.adapter_files import weights_hash
 from ..texts import Texts, TextSource
@@ -21,7 +19,7 @@ from .figures import position_figure, quality_figure, retrieval_figure
 from .harness import run_tasks
 from .quality import QualityRow
 from .report import tables
-from .run import EvaluationPlan, TokenText, count_ticks, evaluate
+from .run import EvaluationPlan, Load, TokenText, count_ticks, evaluate
 from .sample import take_sample
 
 
@@ -55,7 +53,7 @@ def run_evaluation(
     sources: Sources,
     plan: EvaluationPlan,
     *,
-    load: Callable[[str], tuple[Any, Any, Path]],
+    load: Load,
     progress: Progress,
     tasks: Sequence[str] = (),
     task_path: Path | None = None,
@@ -112,7 +110,8 @@ def run_evaluation(
             tick=lambda: progress.advance(bar),
         )
     progress.stop()
-    _deliver(results, json_out)
+    document = json.dumps(asdict(results), indent=2, allow_nan=False) + "\n"
+    deliver(document, json_out, tables(results))
     if plots is not None:
         save_plots(results, plots)
     if write:
@@ -148,15 +147,3 @@ def add_to_adapter(results: Results, folder: Path) -> None:
 
 def _tokens(text: Texts, tokenizer: Any) -> TokenText:
     return TokenText.of(text, text.token_ids(tokenizer))
-
-
-def _deliver(results: Results, json_out: str | None) -> None:
-    document = json.dumps(asdict(results), indent=2, allow_nan=False) + "\n"
-    if json_out == "-":
-        sys.stdout.write(document)
-        return
-    screen = Console()
-    for table in tables(results):
-        screen.print(table)
-    if json_out is not None:
-        write_atomically(Path(json_out), document.encode())

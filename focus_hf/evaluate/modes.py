@@ -46,21 +46,19 @@ def attending(model: nn.Module, mode: Mode) -> Iterator[None]:
     """Within the block the model is in eval mode and attends in this mode; afterwards as before."""
     layers = focus_layers(model)
     top_ks = {id(config): (config, config.top_k) for layer in layers for config in layer.configs.values()}
-    was_training = model.training
-    model.eval()
-    try:
-        if mode.name == "dense":
-            with adapters_off(layers):
-                yield
-        else:
-            if mode.top_k is not None:
-                set_routing(model, top_k=mode.top_k)
-            with routing_mode(model, mode.name):
-                yield
-    finally:
-        for config, top_k in top_ks.values():
-            config.top_k = top_k
-        model.train(was_training)
+    with in_evaluation(model):
+        try:
+            if mode.name == "dense":
+                with adapters_off(layers):
+                    yield
+            else:
+                if mode.top_k is not None:
+                    set_routing(model, top_k=mode.top_k)
+                with routing_mode(model, mode.name):
+                    yield
+        finally:
+            for config, top_k in top_ks.values():
+                config.top_k = top_k
 
 
 @contextmanager

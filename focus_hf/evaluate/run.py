@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
@@ -18,6 +19,9 @@ from .modes import Mode, list_modes
 from .perplexity import SlidingWindows
 from .quality import measure_quality
 from .retrieval import probe_retrieval
+
+#: Gives the model, the tokenizer and the folder of an adapter that is named, as `focus_hf.hub.load_adapted` does.
+Load = Callable[[str], tuple[Any, Any, Path]]
 
 
 @dataclass

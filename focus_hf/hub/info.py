@@ -9,7 +9,7 @@ from typing import Any
 
 from huggingface_hub import HfApi
 
-from ..records.adapter_files import WEIGHTS_FILE, AdapterConfig, check_adapter, weights_hash
+from ..records.adapter_files import WEIGHTS_FILE, AdapterConfig, check_adapter, names_a_folder, weights_hash
 from ..records.results import Results, load_results
 from .errors import hub_errors
 from .pull import look_at_remote
@@ -37,7 +37,7 @@ def adapter_info(
         HubError: the Hub refused or was not reached.
     """
     name = os.fspath(adapter)
-    if os.path.isdir(name) or os.path.isabs(name) or name.startswith((".", "~")):
+    if names_a_folder(name):
         config = check_adapter(name)
         weights = Path(name) / WEIGHTS_FILE
         return {

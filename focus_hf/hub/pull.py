@@ -21,6 +21,7 @@ from ..records.adapter_files import (
     AdapterFileError,
     check_adapter,
     check_tensors,
+    names_a_folder,
     read_config,
     refuse_pickles,
 )
@@ -90,7 +91,7 @@ def adapter_folder(adapter: str | os.PathLike[str], *, revision: str | None = No
         HubError: the Hub refused or was not reached.
     """
     name = os.fspath(adapter)
-    if os.path.isdir(name) or os.path.isabs(name) or name.startswith((".", "~")):
+    if names_a_folder(name):
         check_adapter(name)
         return Path(name)
     return pull(name, revision=revision)

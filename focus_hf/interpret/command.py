@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
+from ..evaluate.run import Load
 from ..files import write_atomically
 from ..machine import require
+from ..output import deliver
 from ..records import check_writable
 from ..records.adapter_files import GROUPS_FILE, weights_hash
 from ..records.group_report import GroupReport
@@ -28,7 +28,7 @@ from .treebank import Treebank, read_treebank
 def run_groups(
     adapter: str,
     *,
-    load: Callable[[str], tuple[Any, Any, Path]],
+    load: Load,
     progress: Progress,
     texts: Sequence[str] = (),
     treebanks: Sequence[str] = (),
@@ -100,16 +100,11 @@ def run_groups(
 
 
 def _deliver(report: GroupReport, json_out: str | None, markdown: str | None) -> None:
-    if json_out == "-":
-        sys.stdout.write(report.to_json())
-    elif json_out is not None:
-        report.to_json(json_out)
+    deliver(report.to_json(), json_out, [] if markdown == "-" else [summary_table(report)])
     if markdown == "-":
         sys.stdout.write(report.to_markdown())
     elif markdown is not None:
         write_atomically(Path(markdown), report.to_markdown().encode())
-    if "-" not in (json_out, markdown):
-        Console().print(summary_table(report))
 
 
 def summary_table(report: GroupReport) -> Table:
@@ -141,7 +136,7 @@ def run_match(
     against: str,
     texts: Sequence[str],
     *,
-    load: Callable[[str], tuple[Any, Any, Path]],
+    load: Load,
     window: int = 1024,
     json_out: str | None = None,
 ) -> list[LayerMatch]:
@@ -163,16 +158,11 @@ def run_match(
     second, _, _ = load(against)
     layers = match_adapters(first, second, tokenizer, documents, window)
     document = json.dumps({"layers": [layer.to_dict() for layer in layers]}) + "\n"
-    if json_out == "-":
-        sys.stdout.write(document)
-        return layers
-    if json_out is not None:
-        write_atomically(Path(json_out), document.encode())
     table = Table(title=Text(f"Groups of {adapter} in {against}"), title_justify="left")
     for column in ("layer", "group: counterpart (overlap)", "new"):
         table.add_column(column, overflow="fold")
     for layer in layers:
         same = ", ".join(f"{m.group}: {m.other} ({m.overlap:.2f})" for m in layer.matches if m.overlap >= SAME)
         table.add_row(Text(layer.name), same, ", ".join(map(str, layer.new)))
-    Console().print(table)
+    deliver(document, json_out, [table])
     return layers

@@ -220,6 +220,11 @@ def refuse_pickles(names: Sequence[str], source: str) -> None:
         )
 
 
+def names_a_folder(adapter: str) -> bool:
+    """Whether an adapter or a model is given by its folder, there or not, and not by its Hub id."""
+    return os.path.isdir(adapter) or os.path.isabs(adapter) or adapter.startswith((".", "~"))
+
+
 def check_writable(adapter: str) -> None:
     """Make sure that an adapter is a folder of the user's, into which files may be put.
 

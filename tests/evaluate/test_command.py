@@ -34,17 +34,16 @@ TRAIN = [
 ]
 
 
+def texts(tiny):
+    return ["--model", tiny / "base", "--train-file", tiny / "train.txt", "--eval-file", tiny / "held_out.txt"]
+
+
 @pytest.fixture(scope="module")
 def adapter(tiny, tmp_path_factory):
     out = tmp_path_factory.mktemp("adapter") / "adapter"
     done = focus_hf(
         "train",
-        "--model",
-        tiny / "base",
-        "--train-file",
-        tiny / "train.txt",
-        "--eval-file",
-        tiny / "held_out.txt",
+        *texts(tiny),
         "--output-dir",
         out,
         "--eval-windows",
@@ -321,12 +320,7 @@ def test_loading_an_adapter_for_evaluation_routes(adapter, tiny):
 def test_compare_with_lora(tiny, tmp_path):
     done = focus_hf(
         "compare",
-        "--model",
-        tiny / "base",
-        "--train-file",
-        tiny / "train.txt",
-        "--eval-file",
-        tiny / "held_out.txt",
+        *texts(tiny),
         "--retention-file",
         tiny / "train.txt",
         "--output-dir",

@@ -37,10 +37,9 @@ def api(hub):
 
 
 @pytest.fixture
-def repo(api, request):
+def repo(api, own_name):
     """A repository of ada's with a card and weights."""
-    name = "ada/" + request.node.name.split("[")[0].replace("_", "-")[-60:].strip("-")
-    api("ada-w").create_repo(name)
+    name = api("ada-w").create_repo(f"ada/{own_name}").repo_id
     api("ada-w").upload_file(path_or_fileobj=b"# Card\n", path_in_repo="README.md", repo_id=name)
     api("ada-w").upload_file(path_or_fileobj=b"weights", path_in_repo="w.bin", repo_id=name)
     return name

@@ -21,22 +21,9 @@ HEADERS = {"Authorization": "Bearer t"}
 HTTP = httpx.Client()
 
 
-@pytest.fixture(scope="module")
-def hub(tmp_path_factory):
-    with LocalHub(tmp_path_factory.mktemp("hub"), token="t") as running:
-        yield running
-
-
 @pytest.fixture
-def api(hub):
-    return HfApi(endpoint=hub.endpoint, token="t")
-
-
-@pytest.fixture
-def repo(api, request):
-    name = "demo/" + request.node.name.split("[")[0].replace("_", "-")[-60:].strip("-")
-    api.create_repo(name, exist_ok=True)
-    return name
+def repo(api, own_name):
+    return api.create_repo(f"demo/{own_name}", exist_ok=True).repo_id
 
 
 def at_once(calls):

@@ -28,8 +28,8 @@ def bob(hub):
 
 
 @pytest.fixture
-def repo(ada, request):
-    return ada.create_repo("ada/" + request.node.name.replace("_", "-")[-60:].strip("-")).repo_id
+def repo(ada, own_name):
+    return ada.create_repo(f"ada/{own_name}").repo_id
 
 
 def test_a_discussion_from_start_to_end(ada, bob, repo, hub):

@@ -41,10 +41,8 @@ def api(hub):
 
 
 @pytest.fixture
-def repo(api, request):
-    name = "ada/" + request.node.name.split("[")[0].replace("_", "-")[-60:].strip("-")
-    api.create_repo(name, exist_ok=True)
-    return name
+def repo(api, own_name):
+    return api.create_repo(f"ada/{own_name}", exist_ok=True).repo_id
 
 
 def batch(hub, repo, oid, size, headers=ADA):

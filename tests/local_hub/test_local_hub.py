@@ -45,17 +45,6 @@ pipeline_tag: text-generation
 WEIGHTS = os.urandom(300_000)
 
 
-@pytest.fixture(scope="module")
-def hub(tmp_path_factory):
-    with LocalHub(tmp_path_factory.mktemp("hub"), token="t") as running:
-        yield running
-
-
-@pytest.fixture
-def api(hub):
-    return HfApi(endpoint=hub.endpoint, token="t")
-
-
 @pytest.fixture
 def repo(api):
     name = f"demo/adapter-{uuid.uuid4().hex[:8]}"
