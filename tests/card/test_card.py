@@ -13,10 +13,9 @@ from focus_hf.card import FocusModelCard
 from focus_hf.card.metadata import check_finite, merge_metadata
 from focus_hf.card.sections import CardText, Section
 from focus_hf.records import Evaluation, Results, save_results
-from focus_hf.records.adapter_files import AdapterConfig
-from focus_hf.records.base_model import BaseFacts, check_fits
+from focus_hf.records.base_model import BaseFacts
 from tests.families import focus_model
-from tests.hub.test_push_pull import RESULTS, ROWS
+from tests.records.figures import RESULTS, ROWS
 
 
 @pytest.fixture(scope="module")
@@ -126,16 +125,6 @@ def test_results_that_make_no_sense_are_one_line(adapter):
             make(adapter, results=Results(speed=speed))
 
 
-def test_the_shapes_must_be_those_of_the_base_model():
-    config = AdapterConfig(hidden_size=32, layers=[0, 1, 2])
-    check_fits(config, BaseFacts("org/base", "", config={"hidden_size": 32, "num_hidden_layers": 3}))
-    check_fits(config, BaseFacts("org/base", "", config={"text_config": {"n_embd": 32, "n_layer": 4}}))
-    with pytest.raises(ValueError, match="hidden_size 32, but org/base has 64"):
-        check_fits(config, BaseFacts("org/base", "", config={"hidden_size": 64}))
-    with pytest.raises(ValueError, match="routes layer 2, but org/base has 2 layers"):
-        check_fits(config, BaseFacts("org/base", "", config={"num_hidden_layers": 2}))
-
-
 words = st.text(st.characters(codec="utf-8", exclude_characters="\r\x85\u2028\u2029"), max_size=40)
 names = st.lists(st.sampled_from(["use", "quality", "groups", "limits"]), unique=True)
 
@@ -167,3 +156,51 @@ def test_reading_by_the_hubs_own_client(adapter, tmp_path):
     assert again.data.eval_results is not None and again.data.base_model == "org/base"
     assert again.data.to_dict()["focus"]["perplexity_change"] == pytest.approx(5.0)
     (adapter / "focus_results.json").unlink()
+
+
+def test_card_metadata_and_text(adapter):
+    card = FocusModelCard.from_adapter(
+        adapter, repo_id="me/focus", base_model="org/base", results=RESULTS, license="apache-2.0", language="en"
+    )
+    again = ModelCard(str(card))
+    data = again.data.to_dict()
+    assert data["library_name"] == "focus_hf" and data["base_model"] == "org/base"
+    assert data["base_model_relation"] == "adapter" and data["pipeline_tag"] == "text-generation"
+    assert {"focus", "peft", "base_model:adapter:org/base"} <= set(data["tags"])
+    assert [r.metric_value for r in again.data.eval_results] == [10.0, 12.5, 10.5, 12.5, 10.5]
+    assert data["datasets"] == ["org/texts"]
+    text = card.text
+    assert 'model.load_adapter("me/focus")' in text and "focus_hf.set_routing(model, top_k=2)" in text
+    assert (
+        "| **Focus**, `top_k=1` | 10.50 | +5.00 % | 30 % |" in text
+        and "largest group of any layer held 27.0 %" in text
+    )
+    assert "| **Focus**, `top_k=1` | 10.50 | 30 % |" in text  # where dense was not measured
+    assert "windows of 48 tokens, each token with at least 24 before it:" in text
+    assert (
+        "| 64 | **Focus**, `top_k=1` | 1.50 | 25 % |" in text
+        and "| a&#95;task | acc | 0.5000 | 0.2500 | -0.2500 |" in text
+    )
+    assert "1,728" in text  # centroid parameters: 3 layers of 16 x 32 + 4 x 16
+
+
+HOSTILE = "<script>alert(1)</script> | `x` {{ 7*7 }} {% raw %} ![i](http://e) \u202eevil\u200b\n---\ntags: [pwned]"
+
+
+def test_hostile_text_stays_text(adapter):
+    results = Results(
+        [Evaluation(HOSTILE, 48, ROWS, revision=HOSTILE)],
+        benchmarks=[{"task": HOSTILE, "metric": HOSTILE, "dense": 0.5, "focus": 0.25, "stderr": None}],
+        measured_with={HOSTILE: HOSTILE},
+        training={HOSTILE: HOSTILE},
+    )
+    card = FocusModelCard.from_adapter(
+        adapter, repo_id="me/focus", base_model="org/base", results=results, license=HOSTILE, datasets=HOSTILE
+    )
+    text, data = card.text, ModelCard(str(card)).data.to_dict()
+    for forbidden in ("<script", "`x`", "{{", "{%", "![i]", "\u202e", "\u200b", "](http://e)"):
+        assert forbidden not in text, forbidden
+    assert "49" not in text.split("## Quality")[1].split("dense")[0]
+    assert "pwned" not in data["tags"] and data["license"] == HOSTILE
+    rows = [line for line in text.splitlines() if "script" in line and line.startswith("|")]
+    assert sorted(line.count("|") for line in rows) == [3, 3, 3, 6]

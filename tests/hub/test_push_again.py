@@ -16,8 +16,9 @@ from focus_hf.adapter.save import save_adapter
 from focus_hf.hub import HubError, PushPlan
 from focus_hf.records import save_results
 from tests.families import base_model, focus_model
-from tests.hub.test_push_pull import RESULTS, change_weights
+from tests.hub.test_push_pull import change_weights
 from tests.hub.test_search import report
+from tests.records.figures import RESULTS
 
 
 def push(hub, source, name, **options):

@@ -9,30 +9,18 @@ import sys
 
 import pytest
 import torch
-from huggingface_hub import HfApi, ModelCard, hf_hub_download
+from huggingface_hub import HfApi, hf_hub_download
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
 
 import focus_hf
 from focus_hf.hub import HubError
 from focus_hf.local_hub import LocalHub
-from focus_hf.records import AdapterFileError, Evaluation, Results, check_adapter, load_results, save_results
+from focus_hf.records import AdapterFileError, check_adapter, save_results
 from tests.families import FAMILIES, base_model, focus_model, logits, token_ids
+from tests.records.figures import RESULTS
 
 IDS = token_ids()
-ROWS = [
-    {"mode": "dense", "top_k": None, "perplexity": 10.0, "pairs": 1.0},
-    {"mode": "local", "top_k": None, "perplexity": 12.5, "pairs": 0.1},
-    {"mode": "hard", "top_k": 1, "perplexity": 10.5, "pairs": 0.3},
-]
-RESULTS = Results(
-    [Evaluation("held-out text", 48, ROWS, stride=24), Evaluation("a data set", 48, ROWS[1:], dataset="org/texts")],
-    retrieval=[{"mode": "hard", "top_k": 1, "length": 64, "gain": 1.5, "exact": 0.25}],
-    benchmarks=[{"task": "a_task", "metric": "acc", "dense": 0.5, "focus": 0.25, "stderr": None}],
-    largest_group=0.27,
-    measured_with={"torch": "2.13"},
-    training={"steps": 3},
-)
 
 
 def push(hub, source, name, **kwargs):
@@ -226,6 +214,7 @@ from transformers import AutoModelForCausalLM
 from peft import PeftModel, get_peft_model
 import focus_hf
 sys.path.insert(0, {root!r})
+from tests.records.figures import RESULTS
 from tests.families import FAMILIES, base_model, focus_model, focus_config, logits, token_ids, unbalance
 
 base_model("llama").push_to_hub("demo/stock-base", token="t")
@@ -257,62 +246,3 @@ def test_stock_push_to_hub_and_loading_by_name(hub, tmp_path):
     code = STOCK.format(root=root)
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
-
-
-def test_results_round_trip(tmp_path):
-    assert load_results(tmp_path) is None
-    save_results(RESULTS, tmp_path)
-    assert load_results(tmp_path) == RESULTS
-    with pytest.raises(ValueError, match="perplexity of mode dense is nan"):
-        Evaluation("x", 1, [{**ROWS[0], "perplexity": float("nan")}])
-    (tmp_path / "focus_results.json").write_text('{"schema": 9}')
-    with pytest.raises(AdapterFileError, match="schema 9.*upgrade"):
-        load_results(tmp_path)
-
-
-def test_card_metadata_and_text(adapter):
-    card = focus_hf.FocusModelCard.from_adapter(
-        adapter, repo_id="me/focus", base_model="org/base", results=RESULTS, license="apache-2.0", language="en"
-    )
-    again = ModelCard(str(card))
-    data = again.data.to_dict()
-    assert data["library_name"] == "focus_hf" and data["base_model"] == "org/base"
-    assert data["base_model_relation"] == "adapter" and data["pipeline_tag"] == "text-generation"
-    assert {"focus", "peft", "base_model:adapter:org/base"} <= set(data["tags"])
-    assert [r.metric_value for r in again.data.eval_results] == [10.0, 12.5, 10.5, 12.5, 10.5]
-    assert data["datasets"] == ["org/texts"]
-    text = card.text
-    assert 'model.load_adapter("me/focus")' in text and "focus_hf.set_routing(model, top_k=2)" in text
-    assert (
-        "| **Focus**, `top_k=1` | 10.50 | +5.00 % | 30 % |" in text
-        and "largest group of any layer held 27.0 %" in text
-    )
-    assert "| **Focus**, `top_k=1` | 10.50 | 30 % |" in text  # where dense was not measured
-    assert "windows of 48 tokens, each token with at least 24 before it:" in text
-    assert (
-        "| 64 | **Focus**, `top_k=1` | 1.50 | 25 % |" in text
-        and "| a&#95;task | acc | 0.5000 | 0.2500 | -0.2500 |" in text
-    )
-    assert "1,728" in text  # centroid parameters: 3 layers of 16 x 32 + 4 x 16
-
-
-HOSTILE = "<script>alert(1)</script> | `x` {{ 7*7 }} {% raw %} ![i](http://e) \u202eevil\u200b\n---\ntags: [pwned]"
-
-
-def test_hostile_text_stays_text(adapter):
-    results = Results(
-        [Evaluation(HOSTILE, 48, ROWS, revision=HOSTILE)],
-        benchmarks=[{"task": HOSTILE, "metric": HOSTILE, "dense": 0.5, "focus": 0.25, "stderr": None}],
-        measured_with={HOSTILE: HOSTILE},
-        training={HOSTILE: HOSTILE},
-    )
-    card = focus_hf.FocusModelCard.from_adapter(
-        adapter, repo_id="me/focus", base_model="org/base", results=results, license=HOSTILE, datasets=HOSTILE
-    )
-    text, data = card.text, ModelCard(str(card)).data.to_dict()
-    for forbidden in ("<script", "`x`", "{{", "{%", "![i]", "\u202e", "\u200b", "](http://e)"):
-        assert forbidden not in text, forbidden
-    assert "49" not in text.split("## Quality")[1].split("dense")[0]
-    assert "pwned" not in data["tags"] and data["license"] == HOSTILE
-    rows = [line for line in text.splitlines() if "script" in line and line.startswith("|")]
-    assert sorted(line.count("|") for line in rows) == [3, 3, 3, 6]

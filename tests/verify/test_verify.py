@@ -13,7 +13,7 @@ from focus_hf.card import FocusModelCard
 from focus_hf.card.card import read_card
 from focus_hf.evaluate.sample import take_sample
 from focus_hf.hub import load_adapted
-from focus_hf.records import AdapterFileError, load_results
+from focus_hf.records import load_results
 from focus_hf.records.adapter_files import weights_hash
 from focus_hf.records.sample import TokenSample, same_groups
 from focus_hf.texts import TextSource, read_again
@@ -154,7 +154,7 @@ def test_on_the_command_line(adapter, tiny):
     assert done.returncode == 1 and done.stderr.count("\n") == 1
 
 
-def test_a_sample_says_where_groups_differ(adapter, tmp_path):
+def test_a_sample_says_where_groups_differ(adapter):
     model, _, _ = load_adapted(str(adapter))
     sample = TokenSample.load(adapter)
     assert sample.weights_sha256 == weights_hash(adapter) and len(sample.ids) == 64 and sample.top_k == 1
@@ -163,10 +163,6 @@ def test_a_sample_says_where_groups_differ(adapter, tmp_path):
     name = next(iter(again.groups))
     again.groups[name][:16] = [(group + 1) % 4 for group in again.groups[name][:16]]
     assert same_groups(sample, again) == 1 - 16 / (64 * 2)
-    for damaged in ('{"ids": [1]}', "[]", '{"ids": [1], "groups": {"a": [1, 2]}, "top_k": 1}', "{"):
-        (tmp_path / "focus_sample.json").write_text(damaged)
-        with pytest.raises(AdapterFileError, match="focus_sample.json"):
-            TokenSample.load(tmp_path)
 
 
 def test_texts_are_found_again_by_their_content(tiny, tmp_path):

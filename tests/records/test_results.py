@@ -1,0 +1,30 @@
+"""Records come back from their files as they were written, and what is none is told in a line."""
+
+from __future__ import annotations
+
+import pytest
+
+from focus_hf.records import AdapterFileError, Evaluation, TokenSample, load_results, save_results
+from tests.records.figures import RESULTS, ROWS
+
+
+def test_results_round_trip(tmp_path):
+    assert load_results(tmp_path) is None
+    save_results(RESULTS, tmp_path)
+    assert load_results(tmp_path) == RESULTS
+    with pytest.raises(ValueError, match="perplexity of mode dense is nan"):
+        Evaluation("x", 1, [{**ROWS[0], "perplexity": float("nan")}])
+    (tmp_path / "focus_results.json").write_text('{"schema": 9}')
+    with pytest.raises(AdapterFileError, match="schema 9.*upgrade"):
+        load_results(tmp_path)
+
+
+def test_samples_round_trip(tmp_path):
+    assert TokenSample.load(tmp_path) is None
+    sample = TokenSample([3, 1, 2], {"a": [0, 1, 1], "b": [2, 2, 0]}, top_k=1, weights_sha256="f" * 64)
+    sample.save(tmp_path)
+    assert TokenSample.load(tmp_path) == sample
+    for damaged in ('{"ids": [1]}', "[]", '{"ids": [1], "groups": {"a": [1, 2]}, "top_k": 1}', "{"):
+        (tmp_path / "focus_sample.json").write_text(damaged)
+        with pytest.raises(AdapterFileError, match="focus_sample.json"):
+            TokenSample.load(tmp_path)
