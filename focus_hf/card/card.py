@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from huggingface_hub import ModelCard
+from huggingface_hub import ModelCard, ModelCardData
+from huggingface_hub.repocard_data import model_index_to_eval_results
 from jinja2 import FileSystemLoader, StrictUndefined, TemplateError
 from jinja2.sandbox import SandboxedEnvironment
 
 from ..escape import escape
+from ..front_matter import card_metadata, split_card
 from ..records.adapter_files import GROUPS_FILE, WEIGHTS_FILE, AdapterFileError, check_adapter, weights_hash
 from ..records.base_model import BaseFacts
 from ..records.group_report import GroupReport
@@ -132,17 +134,28 @@ class FocusModelCard(ModelCard):
 
 
 def read_metadata(content: str) -> dict[str, Any]:
-    """The YAML at the start of a card; empty if there is none or it cannot be read."""
-    match = re.match(r"\A---\r?\n(.*?)\r?\n---\s*(?:\r?\n|\Z)", content, re.DOTALL)
+    """The YAML at the start of a card, as far as a card can hold it; empty if there is none or it cannot be read."""
     try:
-        found = yaml.safe_load(match.group(1)) if match else None
-    except yaml.YAMLError:
+        found = card_metadata(content)
+    except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return {name: value for name, value in found.items() if _can_stand(name, value)}
+
+
+def _can_stand(name: str, value: Any) -> bool:
+    """Whether the library's class for metadata survives an entry: it makes arguments and attributes of them."""
+    if name in ("eval_results", "ignore_metadata_errors", "self") or hasattr(ModelCardData, name):
+        return False
+    try:
+        if name == "model-index":
+            model_index_to_eval_results(value)
+    except Exception:  # of a list that is none, in as many ways
+        return False
+    return True
 
 
 def _text_of(card: str) -> CardText:
-    return CardText.parse(ModelCard(card, ignore_metadata_errors=True).text)
+    return CardText.parse(split_card(card)[1])
 
 
 def is_ours(card: str) -> bool:
@@ -187,7 +200,7 @@ def _groups(folder: Path) -> tuple[GroupReport | None, str | None]:
     report = GroupReport.from_json(folder / GROUPS_FILE)
     try:
         return report, report.to_markdown()
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise AdapterFileError(f"{folder / GROUPS_FILE} cannot be shown ({error!r}); make it again.") from None
 
 

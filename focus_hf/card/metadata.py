@@ -151,15 +151,20 @@ def _eval_results(results: Results) -> list[EvalResult]:
 def _merge_index(old: Any, new: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Results of other origin, then ours."""
     kept = []
-    for model in old if isinstance(old, list) else []:
-        for result in model.get("results", []) if isinstance(model, dict) else []:
-            metrics = [m for m in result.get("metrics", []) if not str(m.get("name", "")).startswith(_METRIC)]
+    for model in _mappings(old):
+        for result in _mappings(model.get("results")):
+            metrics = [m for m in _mappings(result.get("metrics")) if not str(m.get("name")).startswith(_METRIC)]
             if metrics:
                 kept.append({**result, "metrics": metrics})
     return [{**new[0], "results": [*kept, *new[0]["results"]]}]
 
 
+def _mappings(value: Any) -> list[dict[str, Any]]:
+    """The mappings of a list, where there is one: what somebody else wrote may be anything."""
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+
+
 def _listed(value: Any) -> list[Any]:
-    if value is None:
-        return []
-    return list(value) if isinstance(value, list | tuple) else [value]
+    """A list of plain values, where one of them may stand for itself."""
+    values = value if isinstance(value, list | tuple) else [value]
+    return [item for item in values if isinstance(item, str | int | float)]

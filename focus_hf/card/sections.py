@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections import defaultdict, deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 #: The first line of the text of a card that this package wrote, with the names of the sections that it wrote.
 _HEADER = re.compile(r"<!-- focus_hf:card(?P<names>(?: [a-z_]+)*) -->\n?")
-_SECTION = re.compile(
-    r"<!-- focus_hf:begin (?P<name>[a-z_]+)(?: (?P<hash>[0-9a-f]{12}))? -->\n"
-    r"(?P<body>.*?)<!-- focus_hf:end (?P=name) -->\n?",
-    re.DOTALL,
-)
+_BEGIN = re.compile(r"<!-- focus_hf:begin (?P<name>[a-z_]+)(?: (?P<hash>[0-9a-f]{12}))? -->\n")
+_END = re.compile(r"<!-- focus_hf:end (?P<name>[a-z_]+) -->\n?")
 
 
 @dataclass(frozen=True)
@@ -61,11 +59,12 @@ class CardText:
         written = None if header is None else frozenset(header["names"].split())
         text = _HEADER.sub("", text).lstrip("\n")
         parts: list[Section] = []
-        end = 0
-        for match in _SECTION.finditer(text):
-            parts += [Section(text[end : match.start()]), Section(match["body"], match["name"], match["hash"])]
-            end = match.end()
-        parts.append(Section(text[end:]))
+        done = 0
+        for begin, end in _pairs(text):
+            body = text[begin.end() : end.start()]
+            parts += [Section(text[done : begin.start()]), Section(body, begin["name"], begin["hash"])]
+            done = end.end()
+        parts.append(Section(text[done:]))
         return cls([part for part in parts if part.name is not None or part.body], written)
 
     @property
@@ -108,6 +107,21 @@ class CardText:
         names = sorted((self.written or frozenset()) | set(self.names))
         head = f"<!-- focus_hf:card{''.join(f' {name}' for name in names)} -->\n"
         return head + "".join(map(str, self.parts)).lstrip("\n")
+
+
+def _pairs(text: str) -> Iterator[tuple[re.Match[str], re.Match[str]]]:
+    """Where sections begin and end. Each marker is looked at once: a stranger may open thousands of sections."""
+    ends: dict[str, deque[re.Match[str]]] = defaultdict(deque)
+    for end in _END.finditer(text):
+        ends[end["name"]].append(end)
+    done = 0
+    for begin in _BEGIN.finditer(text):
+        waiting = ends[begin["name"]]
+        while waiting and waiting[0].start() < begin.end():
+            waiting.popleft()
+        if waiting and begin.start() >= done:
+            done = waiting[0].end()
+            yield begin, waiting[0]
 
 
 def _insert(parts: list[Section], section: Section, before: Sequence[str]) -> None:

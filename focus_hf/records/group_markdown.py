@@ -117,8 +117,9 @@ def _marked(example: dict[str, Any]) -> str:
 
 
 def _code(token: object) -> str:
-    """Inside backticks nothing is markup but a backtick; in a table a pipe ends the cell all the same."""
-    return str(token).replace("`", "ˋ").replace("|", "∣").replace("<", "‹").replace(">", "›").replace("&", "＆")
+    """Inside backticks nothing is markup but a backtick; in a table a pipe ends the cell, a line break the row."""
+    text = "".join(" " if c.isspace() else c if c.isprintable() else "�" for c in str(token))
+    return text.replace("`", "ˋ").replace("|", "∣").replace("<", "‹").replace(">", "›").replace("&", "＆")
 
 
 def _row(cells: list[str]) -> str:

@@ -9,9 +9,11 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from ..escape import one_line
 from ..files import write_atomically
 from .group_facts import GroupFacts, LayerFacts
 from .group_markdown import render
+from .typed import check_types
 
 SCHEMA = 1
 
@@ -90,9 +92,14 @@ class GroupReport:
             unknown = values.keys() - {f.name for f in fields(cls)}
             if unknown and values.get("schema", SCHEMA) <= SCHEMA:
                 raise ValueError(f"unknown entry {sorted(unknown)[0]!r}")
-            return cls(layers=layers, **{k: v for k, v in values.items() if k not in unknown})
-        except (TypeError, KeyError, AttributeError, ValueError) as error:
-            raise ValueError(f"{path} is not a group report that can be read: {error}") from None
+            groups = [group for layer in layers for group in layer.groups]
+            for record in (*groups, *layers):
+                check_types(record)
+            report = cls(layers=layers, **{k: v for k, v in values.items() if k not in unknown})
+            check_types(report)
+            return report
+        except (TypeError, KeyError, AttributeError, ValueError, RecursionError) as error:
+            raise ValueError(f"{path} is not a group report that can be read: {one_line(str(error))}") from None
 
     def to_markdown(self) -> str:
         """The report as Markdown for a card; everything from outside is escaped."""

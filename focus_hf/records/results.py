@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..escape import one_line, shown
 from ..files import write_atomically
-from .adapter_files import RESULTS_FILE, AdapterFileError
+from .adapter_files import RESULTS_FILE, AdapterFileError, read_json
+from .typed import check_types, is_number
 
 SCHEMA = 1
 
@@ -37,7 +38,7 @@ class Evaluation:
         source: how the text is read again, see `focus_hf.texts.read_again`.
 
     Raises:
-        ValueError: a figure is not finite.
+        ValueError: a perplexity or share of pairs is not a number that was measured.
     """
 
     data: str
@@ -52,8 +53,10 @@ class Evaluation:
     def __post_init__(self) -> None:
         for row in self.rows:
             for name in ("perplexity", "pairs"):
-                if not math.isfinite(row[name]):
-                    raise ValueError(f"Results: {name} of mode {row['mode']} is {row[name]}; measure it again.")
+                if not is_number(row[name]) or row[name] < 0 or (name == "perplexity" and not row[name]):
+                    raise ValueError(
+                        f"Results: {name} of mode {shown(row['mode'])} is {shown(row[name])}; measure it again."
+                    )
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -125,13 +128,17 @@ def load_results(folder: str | os.PathLike[str]) -> Results | None:
     path = Path(folder) / RESULTS_FILE
     if not path.is_file():
         return None
+    values = read_json(path)
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
         if values.get("schema", 0) > SCHEMA:
             raise AdapterFileError(f"{path} has schema {values['schema']}; upgrade: pip install -U focus-hf")
         evaluations = [Evaluation(**evaluation) for evaluation in values.pop("evaluations", [])]
-        return Results(evaluations, **values)
+        results = Results(evaluations, **values)
+        for record in (results, *evaluations):
+            check_types(record)
+        return results
     except AdapterFileError:
         raise
     except (TypeError, KeyError, ValueError, AttributeError) as error:
-        raise AdapterFileError(f"{path} cannot be read ({error}); measure the adapter again.") from None
+        reason = one_line(str(error))
+        raise AdapterFileError(f"{path} cannot be read ({reason}); measure the adapter again.") from None
