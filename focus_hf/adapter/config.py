@@ -13,6 +13,7 @@ from huggingface_hub.errors import EntryNotFoundError
 from peft.config import PeftConfig
 from peft.utils import WEIGHTS_NAME, PeftType
 
+from ..attention import Pattern
 from ..records.adapter_files import CONFIG_FILE, WEIGHTS_FILE, check_weights, refuse_pickles
 from ..settings import FORMAT_VERSION, FocusSettings
 
@@ -81,6 +82,11 @@ class FocusConfig(PeftConfig, FocusSettings):
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from None
         self.peft_type = PEFT_TYPE
+
+    @property
+    def pattern(self) -> Pattern:
+        """Window, sinks and dense start, as attention takes them."""
+        return Pattern(self.local_window, self.sink_tokens, self.dense_below)
 
     @classmethod
     def from_pretrained(

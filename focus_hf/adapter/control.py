@@ -9,7 +9,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..attention import PATHS, kernel_named
-from .layer import MODES, FocusLayer, focus_layers, warn_if_inactive
+from .decide import MODES
+from .layer import FocusLayer, focus_layers, warn_if_inactive
 
 _KEEP: Any = object()
 

@@ -103,6 +103,15 @@ def _positions(real: Tensor, dropped: int) -> Tensor:
     return torch.where(real, real.cumsum(dim=-1) - 1 + dropped, PADDING)
 
 
+def valid_tokens(mask: Any) -> Tensor | None:
+    """bool ``(B, T)``, ``False`` for padding, or ``None`` if nothing is known to be padding."""
+    if not isinstance(mask, Tensor) or mask.dim() not in (2, 4):
+        return None
+    if mask.dim() == 4:
+        mask = (mask if mask.dtype == torch.bool else mask == 0)[:, 0, -1]
+    return mask.bool()
+
+
 def causal_mask(num_queries: int, num_keys: int, device: torch.device) -> Tensor:
     """bool ``(Q, S)``: what the last ``Q`` of ``S`` tokens may look back at."""
     index = torch.arange(num_keys, device=device)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ..escape import shown
 from ..records.adapter_files import ROUTER, AdapterFileError
+from .hooks import add_hooks
 from .layer import FocusLayer
 from .loading import awaits_weights, guard, remove_guard, take_out, tensors_for
 from .pins import warn_if_other_base
@@ -115,6 +116,7 @@ class FocusModel(BaseTuner):
             router.train(target.training)
             router._active_adapter = adapter_name
             target.add_module(ROUTER, router)
+            add_hooks(target, router)
         router.update_layer(adapter_name, peft_config, self._hidden_size)
 
     def _unload_and_optionally_merge(

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..adapter import FocusLayer, observe_routing
-from ..attention import Pattern, count_pairs
+from ..attention import count_pairs
 from .modes import device_of, in_evaluation
 
 
@@ -125,7 +125,7 @@ def attended_share(model: nn.Module, windows: Tensor, batch_size: int = 4) -> fl
     def count(layer: FocusLayer, scores: Tensor, memberships: Tensor) -> None:
         nonlocal attended, possible
         config = layer.routing_config
-        pattern = Pattern(config.local_window, config.sink_tokens, config.dense_below)
+        pattern = config.pattern
         pairs = count_pairs(pattern, memberships)
         attended, possible = attended + pairs[0], possible + pairs[1]
 

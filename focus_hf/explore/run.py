@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..adapter import FocusConfig, FocusLayer, focus_layers, observe_routing
-from ..attention import Pattern, WhoAttends, attended_pairs, count_pairs
+from ..attention import WhoAttends, attended_pairs, count_pairs
 from ..evaluate.modes import Mode, attending, device_of
 from ..interpret import GroupReport
 from .data import LONGEST_WINDOW, TARGETS, ExplorerData, LayerView, Side
@@ -142,7 +142,7 @@ class _Reading:
         config = _config(subject.model)
         self.model = subject.model
         self.top_k = config.top_k if subject.top_k is None else subject.top_k
-        self.pattern = Pattern(config.local_window, config.sink_tokens, config.dense_below)
+        self.pattern = config.pattern
         layers = focus_layers(subject.model)
         self.views = {layer: LayerView.empty(tokens, self.top_k) for layer in layers}
         self.counts = {layer: [0, 0] for layer in layers}

@@ -76,7 +76,7 @@ def distant_attention(model: nn.Module, windows: Sequence[Window]) -> dict[str, 
 
     def look(layer: FocusLayer, query: Tensor, key: Tensor, scale: float, memberships: Tensor) -> None:
         config = layer.routing_config
-        pattern = Pattern(config.local_window, config.sink_tokens, config.dense_below)
+        pattern = config.pattern
         weights = _weights(query[0], key[0], scale, pattern, memberships)
         positions = torch.arange(query.shape[2], device=query.device)
         gap = positions[:, None] - positions[None]

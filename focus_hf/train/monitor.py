@@ -11,7 +11,8 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 
 from .. import ranks, routing
 from ..adapter import FocusLayer, focus_layers, observe_routing, routing_mode
-from ..attention import HARD_GATE, Pattern, count_pairs
+from ..adapter.balance import agree_on_balance
+from ..attention import HARD_GATE, count_pairs
 
 #: Steps in a row whose gradients may overflow under a float16 loss scaler before training is called diverged.
 _OVERFLOWS = 20
@@ -89,7 +90,7 @@ class RoutingMonitor(TrainerCallback):
             self._observing = None
         if ranks.several():
             for layer in focus_layers(self.model):
-                layer.agree_on_balance()
+                agree_on_balance(layer)
 
     def on_pre_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -142,7 +143,7 @@ class RoutingMonitor(TrainerCallback):
 
     def _observe(self, layer: FocusLayer, scores: Tensor, memberships: Tensor) -> None:
         config = layer.routing_config
-        pattern = Pattern(config.local_window, config.sink_tokens, config.dense_below)
+        pattern = config.pattern
         attended, possible = count_pairs(pattern, memberships[:1])
         sharpened = scores * routing.sharpening(scores, config.training_sharpness)
         assignments, _ = routing.sinkhorn(sharpened, config.sinkhorn_iterations)

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback, s
 
 from focus_hf import FocusConfig
 from focus_hf.adapter import focus_layers
+from focus_hf.adapter.balance import agree_on_balance
 from focus_hf.adapter.save import save_adapter
 from focus_hf.texts import tokenize_windows
 from focus_hf.train import TrainRecipe, train
@@ -76,7 +77,7 @@ def fsdp(tiny: Path, out: Path, batch_size: int, gate: str) -> None:
         optimizer.step()
         optimizer.zero_grad()
         for layer in focus_layers(model):
-            layer.agree_on_balance()
+            agree_on_balance(layer)
     save_adapter(model, out, write=rank == 0)
 
 

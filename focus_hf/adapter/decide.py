@@ -1,0 +1,70 @@
+"""Who decides how a call attends: dense, by groups, or through the gates of training.
+
+A call is dense where every pair is attended: the base model's own attention then computes the same, so short contexts
+are bit-identical to it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from .cache import tokens_seen
+from .config import FocusConfig
+
+#: ``None`` lets the layer decide: soft while its centroids train, hard otherwise. "local" switches groups off and
+#: keeps window and sinks: what is left without the adapter's contribution. "dense" routes nothing.
+MODES = (None, "soft", "hard", "local", "dense")
+
+
+@dataclass(frozen=True)
+class Decision:
+    """How a call attends, as far as it is known before its tokens have groups.
+
+    Args:
+        soft: with the gates of training.
+        dense: every pair is attended, by the base model's own attention.
+    """
+
+    soft: bool
+    dense: bool
+
+
+def decide(config: FocusConfig, mode: str | None, *, learns: bool, new_tokens: int, cache_layer: Any) -> Decision:
+    """How a call attends.
+
+    Args:
+        config: of the adapter.
+        mode: one of `MODES`; under "dense" the hooks do not ask.
+        learns: centroids are being trained.
+        new_tokens: of the call.
+        cache_layer: the tokens before them; ``None`` without a cache.
+
+    Raises:
+        ValueError: soft, and the call continues a cache.
+    """
+    cached_tokens = 0 if cache_layer is None else tokens_seen(cache_layer)
+    is_short = cached_tokens + new_tokens <= config.pattern.dense_length
+    if mode == "soft" or (mode is None and learns):
+        if cached_tokens:
+            raise ValueError(
+                "Soft routing looks at whole sequences and cannot continue a cache. Generate in hard mode: "
+                'focus_hf.set_routing(model, mode="hard").'
+            )
+        return Decision(soft=True, dense=is_short)
+    # Cached tokens may have had fewer groups: `dense_by_groups` knows.
+    everyone_meets = cache_layer is None and mode != "local" and _any_two_share(config.top_k, config.num_groups)
+    return Decision(soft=False, dense=is_short or everyone_meets)
+
+
+def dense_by_groups(config: FocusConfig, memberships: Tensor) -> bool:
+    """Whether any two tokens, cached ones included, share a group: memberships are bool ``(B, S, K)``."""
+    if not _any_two_share(config.top_k, config.num_groups):
+        return False  # without asking the device
+    return _any_two_share(int(memberships.sum(dim=-1).min()), config.num_groups)
+
+
+def _any_two_share(groups_each: int, num_groups: int) -> bool:
+    return 2 * groups_each > num_groups
