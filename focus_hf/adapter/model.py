@@ -92,8 +92,8 @@ class FocusModel(BaseTuner):
         others = sorted(set(kwargs.get("adapter_names") or ()) - set(self.active_adapters))
         if others:
             raise ValueError(
-                f"adapter_names: a batch cannot mix Focus adapters, and {shown(others[0])} is not the active one. Call "
-                "the model once for each adapter, after set_adapter()."
+                f"adapter_names: a batch cannot mix Focus adapters, and {shown(others[0])} is not the active one. "
+                "Call the model once for each adapter, after set_adapter()."
             )
         yield
 
