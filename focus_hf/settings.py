@@ -16,6 +16,27 @@ FORMAT_VERSION = 1
 #: What ``gate`` may be: the gates of `focus_hf.attention`, by name.
 GATE_NAMES = ("hard", "additive", "multiplicative")
 
+#: What ``routing`` may be: one routing for all heads of a layer, or one for each key/value head.
+ROUTINGS = ("shared", "per_head")
+
+#: What a key/value head may attend to beyond its window: groups, nothing, or everything.
+REACHES = ("groups", "window", "everything")
+
+
+@dataclass(frozen=True)
+class HeadPattern:
+    """How one key/value head attends.
+
+    Args:
+        attend: one of `REACHES`.
+        local_window: its ``w``; not looked at where it attends to everything.
+        top_k: groups that its queries read; only looked at where it attends by groups.
+    """
+
+    attend: str
+    local_window: int
+    top_k: int
+
 
 @dataclass
 class FocusSettings:
@@ -33,8 +54,16 @@ class FocusSettings:
     sharpness: float = field(default=2.0, metadata={"help": "Spread of the scores in training with a hard gate."})
     gate_strength: float = field(default=8.0, metadata={"help": "Strength of a soft gate in training (lambda)."})
     straight_through: bool = field(default=False, metadata={"help": "Hard memberships forward, soft gradients."})
+    routing: str = field(default="shared", metadata={"help": f"Who has groups of its own: {', '.join(ROUTINGS)}."})
+    head_patterns: dict[str, dict[str, Any]] | None = field(
+        default=None, metadata={"help": "How single key/value heads attend, by 'LAYER.HEAD'."}
+    )
+    budgets: dict[str, dict[str, dict[str, Any]]] | None = field(
+        default=None, metadata={"help": "Other head_patterns to choose from, by their share of pairs."}
+    )
     hidden_size: int | None = field(default=None, metadata={"help": "Width of the base model (filled in)."})
     layers: list[int] | None = field(default=None, metadata={"help": "Routed layers (filled in)."})
+    key_value_heads: int | None = field(default=None, metadata={"help": "Key/value heads of a layer (filled in)."})
     tokenizer_revision: str | None = field(default=None, metadata={"help": "Commit of the tokenizer (filled in)."})
     format_version: int = field(default=FORMAT_VERSION, metadata={"help": "Version of this file's format."})
 
@@ -42,6 +71,43 @@ class FocusSettings:
     def training_sharpness(self) -> float | None:
         """Spread of the scores in training's softmax; ``None``: what the temperature makes of it."""
         return self.sharpness if self.gate == "hard" else None
+
+    @property
+    def plain(self) -> bool:
+        """Whether all heads of all layers attend alike."""
+        return self.routing == "shared" and not self.head_patterns
+
+    def head_pattern(self, layer: int, head: int) -> HeadPattern:
+        """How a key/value head attends: as ``head_patterns`` says, or by groups like all others."""
+        own = (self.head_patterns or {}).get(f"{layer}.{head}", {})
+        return HeadPattern(
+            own.get("attend", "groups"), own.get("local_window", self.local_window), own.get("top_k", self.top_k)
+        )
+
+    def heads_with_groups(self, layer: int) -> tuple[int, ...]:
+        """The key/value heads of a layer that attend by groups under some budget: those that have centroids of their
+        own with ``routing="per_head"``."""
+        tables = [self.head_patterns or {}, *(self.budgets or {}).values()]
+        return tuple(
+            head
+            for head in range(self.key_value_heads or 0)
+            if any(table.get(f"{layer}.{head}", {}).get("attend", "groups") == "groups" for table in tables)
+        )
+
+    def tensor_shapes(self, layer: int) -> dict[str, tuple[int, ...]]:
+        """The shapes of a layer's own tensors by name; none for a layer without groups."""
+        width, groups, dim = int(self.hidden_size or 0), self.num_groups, self.group_dim
+        if self.routing == "shared":
+            return {"focus_proj": (dim, width), "focus_centroids": (groups, dim), "focus_balance": (groups,)}
+        if not (heads := len(self.heads_with_groups(layer))):
+            return {}
+        return {
+            "focus_proj": (heads, dim, width),
+            "focus_query_proj": (heads, dim, width),
+            "focus_centroids": (heads, groups, dim),
+            "focus_balance": (heads, groups),
+            "focus_query_bias": (heads, groups),
+        }
 
     def validate(self, where: str = "FocusConfig") -> None:
         """Raise `ValueError` for the first value that cannot be, naming it and what was expected.
@@ -77,6 +143,12 @@ def check_fields(values: Mapping[str, Any], where: str) -> None:
             f"{where}: top_k ({top_k}) cannot exceed num_groups ({num_groups}): a token belongs to at most all "
             f"groups. Use a top_k from 1 to {num_groups}."
         )
+    tables = [values.get("head_patterns") or {}, *(values.get("budgets") or {}).values()]
+    for name, pattern in (item for table in tables for item in table.items()):
+        if pattern.get("top_k", 1) > num_groups:
+            raise ValueError(
+                f"{where}: top_k of head {name} ({pattern['top_k']}) cannot exceed num_groups ({num_groups})."
+            )
 
 
 @dataclass(frozen=True)
@@ -146,7 +218,55 @@ _MAX_TOKENS = 2**29
 
 _FLAG = _Rule("true or false", lambda value: isinstance(value, bool))
 
+#: Key/value heads that a table of patterns may name, and tables that an adapter may have.
+_MAX_HEADS, _MAX_BUDGETS = 2**16, 20
+
+_HEAD_NAME = re.compile(r"\d{1,4}\.\d{1,4}")
+
+
+def _is_head_pattern(value: Any) -> bool:
+    rules = {
+        "attend": lambda x: x in REACHES,
+        "local_window": _RULES["local_window"].holds,
+        "top_k": _RULES["top_k"].holds,
+    }
+    return (
+        isinstance(value, dict)
+        and "attend" in value
+        and all(isinstance(name, str) and name in rules and rules[name](item) for name, item in value.items())
+    )
+
+
+def _are_head_patterns(value: Any) -> bool:
+    return (
+        isinstance(value, dict)
+        and len(value) <= _MAX_HEADS
+        and all(isinstance(name, str) and _HEAD_NAME.fullmatch(name) for name in value)
+        and all(_is_head_pattern(pattern) for pattern in value.values())
+    )
+
+
+def _is_share(text: Any) -> bool:
+    return isinstance(text, str) and re.fullmatch(r"0\.\d{1,4}|1(\.0{1,4})?", text) is not None
+
+
+_HEAD_PATTERNS = _Rule(
+    'a mapping from "LAYER.HEAD" to {"attend": "groups" | "window" | "everything", "local_window": integer, "top_k": '
+    "integer}",
+    _are_head_patterns,
+)
+
 _RULES = {
+    "routing": _Rule(f"one of {', '.join(ROUTINGS)}", lambda value: isinstance(value, str) and value in ROUTINGS),
+    "head_patterns": _HEAD_PATTERNS.or_none(),
+    "budgets": _Rule(
+        f'at most {_MAX_BUDGETS} head_patterns by their share of pairs, such as "0.25"',
+        lambda value: (
+            isinstance(value, dict)
+            and len(value) <= _MAX_BUDGETS
+            and all(_is_share(share) and _are_head_patterns(table) for share, table in value.items())
+        ),
+    ).or_none(),
     "num_groups": _integer(1, 1024),
     "top_k": _integer(1, 1024),
     "local_window": _integer(0, _MAX_TOKENS),
@@ -160,6 +280,7 @@ _RULES = {
     "gate_strength": _number(0, 1e6),
     "straight_through": _FLAG,
     "hidden_size": _integer(1, 2**20).or_none(),
+    "key_value_heads": _integer(1, 9999).or_none(),
     "layers": _list_of(_integer(0, 9999), 4096, "layer numbers").or_none(),
     "tokenizer_revision": _text(200).or_none(),
     "format_version": _integer(1, FORMAT_VERSION),

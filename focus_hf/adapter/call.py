@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..attention import Kernel, Pattern
+from ..attention import HeadClass, Kernel, Pattern
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,8 @@ class Routing:
         cache_layer: where the tokens are cached, if they are.
         in_stores: the cache layer is stored by groups.
         owner: the adapter.
+        classes: of the layer's heads, where they do not all attend alike; memberships have the columns that they name.
+        reads: bool ``(B, T, K)``, the groups whose keys the new tokens attend to, where these are not their own.
         attention_observer: told query, key, scale and memberships of the call, see `observe_attention`.
     """
 
@@ -46,6 +48,8 @@ class Routing:
     cache_layer: Any = None
     in_stores: bool = False
     owner: object = None
+    classes: tuple[HeadClass, ...] | None = None
+    reads: Tensor | None = None
     attention_observer: Callable[[Tensor, Tensor, float, Tensor], None] | None = None
 
 

@@ -58,6 +58,15 @@ class FocusConfig(PeftConfig, FocusSettings):
         exclude_modules (`list[str]` or `str`, *optional*): Attention modules to leave alone.
         include_sliding_layers (`bool`): Also route layers whose attention is local by design (sliding window). Their
             sinks act only while they are inside that window.
+        routing (`str`): ``"shared"``, one routing for all heads of a layer (the paper's), or ``"per_head"``: each
+            key/value head with groups has centroids of its own, a token belongs to one group as a key and reads
+            ``top_k`` groups as a query. Such adapters are fitted (`focus-hf fit`), not trained by gradient.
+        head_patterns (`dict[str, dict]`, *optional*): How single key/value heads attend, by ``"LAYER.HEAD"``:
+            ``{"attend": "groups", "top_k": 4, "local_window": 64}``, ``{"attend": "window", "local_window": 128}`` or
+            ``{"attend": "everything"}``. What is left out is as for all others, which attend by groups.
+        budgets (`dict[str, dict]`, *optional*): Other ``head_patterns`` for the same centroids, by the share of pairs
+            that they attend, to be chosen with ``focus_hf.set_routing(model, pairs=...)``.
+        key_value_heads (`int`, *optional*): Key/value heads of a layer, filled in where heads have patterns.
         hidden_size (`int`, *optional*): Width of the base model. Filled in when the adapter is added to a model and
             checked when it is loaded onto another.
         layers (`list[int]`, *optional*): Indices of the routed layers, filled in and checked likewise.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..attention import PATHS, kernel_named
+from .config import FocusConfig
 from .decide import MODES
 from .layer import FocusLayer, focus_layers, warn_if_inactive
 
@@ -19,6 +22,7 @@ def set_routing(
     model: nn.Module,
     *,
     top_k: int | None = None,
+    pairs: float | str | None = None,
     mode: str | None = _KEEP,
     path: str | None = None,
     kernel: str | None = None,
@@ -29,7 +33,9 @@ def set_routing(
     Args:
         model: a model with at least one Focus adapter.
         top_k: groups per token for the active adapter, 1 to its ``num_groups``. More is closer to dense attention
-            and slower. Saved with the adapter.
+            and slower. Saved with the adapter. Where heads have patterns of their own, it is that of all that
+            attend by groups.
+        pairs: one of the adapter's budgets, by its share of pairs: how each head attends is then as that budget says.
         mode: ``"hard"`` (inference), ``"soft"`` (the attention of training), ``"local"`` (window and sinks
             only, for comparison), ``"dense"`` (the model's own attention; for whole sequences, without a cache), or
             ``None``: soft while the centroids train, hard otherwise.
@@ -50,6 +56,8 @@ def set_routing(
     chosen_kernel = None if kernel is None or kernel == "auto" else kernel_named(kernel)
     if gate_strength is not _KEEP and gate_strength is not None and not gate_strength >= 0:
         raise ValueError(f"gate_strength must not be negative, got {gate_strength!r}.")
+    if pairs is not None:
+        _set_budget(layers, pairs)
     if top_k is not None:
         _set_top_k(layers, top_k)
     for layer in layers:
@@ -63,13 +71,38 @@ def set_routing(
             layer.gate_strength = gate_strength
 
 
-def _set_top_k(layers: list[FocusLayer], top_k: int) -> None:
+def _active_configs(layers: list[FocusLayer]) -> list[FocusConfig]:
+    """The configurations of the adapters in force, each once."""
     configs = [layer.configs[name] for layer in layers if (name := layer.routing_adapter) is not None]
+    return list({id(config): config for config in configs}.values())
+
+
+def _set_top_k(layers: list[FocusLayer], top_k: int) -> None:
+    configs = _active_configs(layers)
     for config in configs:
         if not isinstance(top_k, int) or isinstance(top_k, bool) or not 1 <= top_k <= config.num_groups:
             raise ValueError(f"top_k must be an integer from 1 to num_groups ({config.num_groups}), got {top_k!r}.")
     for config in configs:
         config.top_k = top_k
+        if config.head_patterns:
+            config.head_patterns = {
+                name: {**how, "top_k": top_k} if how["attend"] == "groups" else how
+                for name, how in config.head_patterns.items()
+            }
+
+
+def _set_budget(layers: list[FocusLayer], pairs: float | str) -> None:
+    configs = _active_configs(layers)
+    chosen = []
+    for config in configs:
+        shares = sorted(config.budgets or {}, key=float)
+        share = next((share for share in shares if math.isclose(float(share), float(pairs))), None)
+        if share is None:
+            known = ", ".join(shares) or "none: it has one pattern for all lengths"
+            raise ValueError(f"pairs must be one of this adapter's budgets ({known}), got {pairs!r}.")
+        chosen.append(copy.deepcopy((config.budgets or {})[share]))
+    for config, patterns in zip(configs, chosen, strict=True):
+        config.head_patterns = patterns
 
 
 @contextmanager

@@ -6,11 +6,13 @@ are bit-identical to it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
+from ..attention import HeadClass
 from .cache import tokens_seen
 from .config import FocusConfig
 
@@ -32,7 +34,15 @@ class Decision:
     dense: bool
 
 
-def decide(config: FocusConfig, mode: str | None, *, learns: bool, new_tokens: int, cache_layer: Any) -> Decision:
+def decide(
+    config: FocusConfig,
+    mode: str | None,
+    *,
+    learns: bool,
+    new_tokens: int,
+    cache_layer: Any,
+    classes: Sequence[HeadClass] | None = None,
+) -> Decision:
     """How a call attends.
 
     Args:
@@ -41,13 +51,20 @@ def decide(config: FocusConfig, mode: str | None, *, learns: bool, new_tokens: i
         learns: centroids are being trained.
         new_tokens: of the call.
         cache_layer: the tokens before them; ``None`` without a cache.
+        classes: of the layer's heads, where they do not all attend alike.
 
     Raises:
-        ValueError: soft, and the call continues a cache.
+        ValueError: soft, and the call continues a cache or the heads do not all attend alike.
     """
     cached_tokens = 0 if cache_layer is None else tokens_seen(cache_layer)
-    is_short = cached_tokens + new_tokens <= config.pattern.dense_length
+    patterns = [config.pattern] if classes is None or mode == "local" else [some.pattern for some in classes]
+    is_short = cached_tokens + new_tokens <= min(pattern.dense_length for pattern in patterns)
     if mode == "soft" or (mode is None and learns):
+        if classes is not None:
+            raise ValueError(
+                "An adapter whose heads attend in different ways is fitted (focus-hf fit), not trained by gradient. "
+                "Load it with is_trainable=False, or route it with focus_hf.set_routing(model, mode='hard')."
+            )
         if cached_tokens:
             raise ValueError(
                 "Soft routing looks at whole sequences and cannot continue a cache. Generate in hard mode: "
@@ -55,7 +72,8 @@ def decide(config: FocusConfig, mode: str | None, *, learns: bool, new_tokens: i
             )
         return Decision(soft=True, dense=is_short)
     # Cached tokens may have had fewer groups: `dense_by_groups` knows.
-    everyone_meets = cache_layer is None and mode != "local" and _any_two_share(config.top_k, config.num_groups)
+    alike = classes is None and mode != "local"
+    everyone_meets = alike and cache_layer is None and _any_two_share(config.top_k, config.num_groups)
     return Decision(soft=False, dense=is_short or everyone_meets)
 
 

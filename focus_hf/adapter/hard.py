@@ -5,10 +5,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..attention import Pattern, Scores, find_kernel, focus_attention, kernel_named
+from ..attention import (
+    Pattern,
+    Scores,
+    attend_by_class,
+    find_kernel,
+    focus_attention,
+    kernel_named,
+    read_classes,
+    write_classes,
+)
 from .cache import append_memberships, attend_stores, can_store_by_groups, store_by_groups
 from .call import Routing
-from .masks import problem_of, read_mask
+from .masks import problem_of, read_mask, with_reads
 
 
 def hard_attention(
@@ -60,9 +69,12 @@ def hard_attention(
     if torch.compiler.is_compiling() and not learns:
         p, s = routing.pattern, scores
         numbers = (p.local_window, p.sink_tokens, p.dense_below, s.scale, s.softcap, s.dropout, is_sliding)
-        output = _compiled(query, key, value, mask, memberships, s.sink_logits, *numbers, routing.path, kernel.name)
+        how = (routing.path, kernel.name, write_classes(routing.classes))
+        output = _compiled(query, key, value, mask, memberships, routing.reads, s.sink_logits, *numbers, *how)
         return output.transpose(1, 2)
     problem = problem_of(query, key, value, mask, routing.pattern, memberships, scores, is_sliding=is_sliding)
+    if routing.classes is not None:
+        return attend_by_class(with_reads(problem, routing.reads), routing.classes, path=routing.path, kernel=kernel)
     output = focus_attention(problem, path=routing.path, kernel=kernel)
 
     one_document = problem.is_plain and problem.who.documents is None
@@ -81,6 +93,7 @@ def _compiled(
     value: Tensor,
     mask: Tensor | None,
     memberships: Tensor,
+    reads: Tensor | None,
     s_aux: Tensor | None,
     local_window: int,
     sink_tokens: int,
@@ -91,11 +104,17 @@ def _compiled(
     is_sliding: bool,
     path: str,
     kernel: str,
+    classes: list[int],
 ) -> Tensor:
     """`focus_attention` under the model's mask, as an operation: ``(B, Q, H, D_v)``, contiguous."""
     pattern, scores = Pattern(local_window, sink_tokens, dense_below), Scores(scale, softcap, s_aux, dropout)
     problem = problem_of(query, key, value, mask, pattern, memberships, scores, is_sliding=is_sliding)
-    return focus_attention(problem, path=path, kernel=kernel_named(kernel)).transpose(1, 2).contiguous()
+    known, backend = read_classes(classes), kernel_named(kernel)
+    if known is None:
+        output = focus_attention(problem, path=path, kernel=backend)
+    else:
+        output = attend_by_class(with_reads(problem, reads), known, path=path, kernel=backend)
+    return output.transpose(1, 2).contiguous()
 
 
 @_compiled.register_fake

@@ -15,6 +15,7 @@ from torch.utils.hooks import RemovableHandle
 from .. import routing
 from ..attention import Kernel
 from .config import FocusConfig
+from .heads import HeadScores, HeadView, head_scores
 
 #: Scale of fresh centroids: scores of unit-variance hidden states start with a spread of a few units.
 CENTROID_GAIN = 0.3
@@ -28,11 +29,13 @@ class FocusLayer(nn.Module, BaseTunerLayer):
     order.
 
     Per adapter it holds ``focus_proj`` (``W_g``, ``(d_g, d)``), ``focus_centroids`` (``C``, ``(K, d_g)``) and
-    ``focus_balance`` (``b``, ``(K,)``; not trained by gradient).
+    ``focus_balance`` (``b``, ``(K,)``; not trained by gradient). With ``routing="per_head"`` they have one dimension
+    more, the first, of the key/value heads that have groups; ``focus_proj`` is that of keys then, and
+    ``focus_query_proj`` and ``focus_query_bias`` are those of queries.
     """
 
-    adapter_layer_names = ("focus_proj", "focus_centroids")
-    other_param_names = ("focus_balance",)
+    adapter_layer_names = ("focus_proj", "focus_centroids", "focus_query_proj")
+    other_param_names = ("focus_balance", "focus_query_bias")
 
     def __init__(self, attention: nn.Module, name: str) -> None:
         super().__init__()
@@ -41,13 +44,15 @@ class FocusLayer(nn.Module, BaseTunerLayer):
         self.focus_proj = nn.ParameterDict()
         self.focus_centroids = nn.ParameterDict()
         self.focus_balance = nn.ParameterDict()
+        self.focus_query_proj = nn.ParameterDict()
+        self.focus_query_bias = nn.ParameterDict()
         self.configs: dict[str, FocusConfig] = {}
         self.mode: str | None = None
         self.path = "auto"
         self.kernel: Kernel | None = None
         self.gate_strength: float | None = None
         self.balance_rate = routing.BALANCE_RATE
-        self.observer: Callable[[FocusLayer, Tensor, Tensor], None] | None = None
+        self.observer: Callable[[Any, Tensor, Tensor], None] | None = None
         self.attention_observer: Callable[[FocusLayer, Tensor, Tensor, float, Tensor], None] | None = None
         self.hooks: list[RemovableHandle] = []
         self.balance_steps: deque[Tensor] = deque(maxlen=256)  # where several processes train
@@ -67,25 +72,36 @@ class FocusLayer(nn.Module, BaseTunerLayer):
     def bias(self) -> Tensor:
         raise AttributeError("FocusLayer has no bias")
 
-    def update_layer(self, adapter_name: str, config: FocusConfig, hidden_size: int) -> None:
+    @property
+    def layer_idx(self) -> int:
+        """Index of the attention module in its model."""
+        return int(self.get_base_layer().layer_idx)
+
+    def update_layer(self, adapter_name: str, config: FocusConfig) -> None:
         """Add an adapter, with fresh centroids.
 
         An adapter that is about to be loaded starts as NaN, so that a tensor missing from the file is noticed.
         """
         self.configs[adapter_name] = config
-        projection = torch.empty(config.group_dim, hidden_size)
-        centroids = torch.empty(config.num_groups, config.group_dim)
-        if config.inference_mode:
-            projection.fill_(float("nan"))
-            centroids.fill_(float("nan"))
-        else:
-            nn.init.normal_(projection, std=hidden_size**-0.5)
-            nn.init.orthogonal_(centroids, gain=CENTROID_GAIN)
-        self.focus_proj[adapter_name] = nn.Parameter(projection)
-        self.focus_centroids[adapter_name] = nn.Parameter(centroids)
-        self.focus_balance[adapter_name] = nn.Parameter(torch.zeros(config.num_groups), requires_grad=False)
+        for kind, shape in config.tensor_shapes(self.layer_idx).items():
+            tensor = torch.zeros(shape)
+            if kind in self.adapter_layer_names:
+                if config.inference_mode:
+                    tensor.fill_(float("nan"))
+                elif kind == "focus_centroids":
+                    for centroids in tensor.view(-1, *shape[-2:]):
+                        nn.init.orthogonal_(centroids, gain=CENTROID_GAIN)
+                else:
+                    nn.init.normal_(tensor, std=shape[-1] ** -0.5)
+            learned = kind in self.adapter_layer_names
+            getattr(self, kind)[adapter_name] = nn.Parameter(tensor, requires_grad=learned)
         self._move_adapter_to_device_of_base_layer(adapter_name)
         self.set_adapter(self.active_adapters, inference_mode=config.inference_mode)
+
+    def _own(self, adapter_name: str) -> list[nn.Parameter]:
+        """All tensors of an adapter."""
+        kinds = (getattr(self, kind) for kind in (*self.adapter_layer_names, *self.other_param_names))
+        return [kind[adapter_name] for kind in kinds if adapter_name in kind]
 
     def _get_base_layer_device_and_dtype(self, base_layer: nn.Module) -> tuple[torch.device | None, None]:
         """Centroids go where the attention's weights are, and keep their own dtype."""
@@ -95,8 +111,9 @@ class FocusLayer(nn.Module, BaseTunerLayer):
 
     def set_adapter(self, adapter_names: str | list[str], inference_mode: bool = False) -> None:
         super().set_adapter(adapter_names, inference_mode=inference_mode)
-        for balance in self.focus_balance.values():
-            balance.requires_grad_(False)
+        for kind in self.other_param_names:
+            for tensor in getattr(self, kind).values():
+                tensor.requires_grad_(False)
 
     def delete_adapter(self, adapter_name: str) -> None:
         super().delete_adapter(adapter_name)
@@ -162,15 +179,38 @@ class FocusLayer(nn.Module, BaseTunerLayer):
         )
         return scores, self.focus_balance[adapter_name].detach().float().clone()
 
+    def head_scores(self, hidden_states: Tensor, adapter_name: str) -> HeadScores | None:
+        """Scores of every token for every head with groups, for an adapter with ``routing="per_head"``.
+
+        Returns:
+            ``None`` in a layer without groups.
+        """
+        if adapter_name not in self.focus_proj:
+            return None
+        self._check_finite(adapter_name)
+        return head_scores(
+            hidden_states,
+            self.focus_proj[adapter_name],
+            self.focus_query_proj[adapter_name],
+            self.focus_centroids[adapter_name],
+            self.focus_balance[adapter_name],
+            self.focus_query_bias[adapter_name],
+            self.configs[adapter_name].temperature,
+        )
+
+    def head_view(self, head: int) -> HeadView:
+        """What observers are told in the place of this layer, for a key/value head that routes by itself."""
+        return HeadView(f"{self.name}.{head}", self.layer_idx, head)
+
     def _check_finite(self, adapter_name: str) -> None:
         """Once per adapter: damaged or missing tensors must not quietly route at random."""
         if adapter_name in self._checked:
             return
-        kinds = (self.focus_proj, self.focus_centroids, self.focus_balance)
+        own = self._own(adapter_name)
         # transformers flags what it loaded, and leaves a tensor that the file lacks as uninitialised memory.
-        all_or_none = len({getattr(kind[adapter_name], "_is_hf_initialized", False) for kind in kinds}) == 1
+        all_or_none = len({getattr(tensor, "_is_hf_initialized", False) for tensor in own}) == 1
         # detach(): a check that happens once must not differ between a forward and its recomputation.
-        if not all_or_none or not all(bool(torch.isfinite(kind[adapter_name].detach()).all()) for kind in kinds):
+        if not all_or_none or not all(bool(torch.isfinite(tensor.detach()).all()) for tensor in own):
             raise ValueError(
                 f"Adapter {adapter_name!r} has missing or non-finite centroids in {self.name}: its file is incomplete "
                 "or its training diverged. Download it again, or train with a lower learning rate."
@@ -179,7 +219,8 @@ class FocusLayer(nn.Module, BaseTunerLayer):
 
     def learns(self, adapter_name: str) -> bool:
         """Whether this forward pass trains an adapter's centroids."""
-        return self.training and torch.is_grad_enabled() and self.focus_centroids[adapter_name].requires_grad
+        centroids = self.focus_centroids.get(adapter_name)
+        return self.training and torch.is_grad_enabled() and centroids is not None and centroids.requires_grad
 
     def extra_repr(self) -> str:
         return ", ".join(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -48,6 +49,14 @@ def problem_of(
         mask, query.shape, key.shape[2], query.device, dropped=dropped, is_sliding=is_sliding
     )
     return Problem(query, key, value, WhoAttends(pattern, positions, memberships, documents, extra_mask), scores)
+
+
+def with_reads(problem: Problem, reads: Tensor | None) -> Problem:
+    """The problem with the groups that its queries read, bool ``(B, Q, K)``; earlier tokens ask no more."""
+    if reads is None:
+        return problem
+    earlier = reads.new_zeros(reads.shape[0], problem.num_keys - reads.shape[1], reads.shape[2])
+    return replace(problem, who=replace(problem.who, reads=torch.cat([earlier, reads], dim=1)))
 
 
 def read_mask(

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ..escape import shown
 from ..records.adapter_files import ROUTER, AdapterFileError
+from .heads import check_heads, key_value_heads
 from .hooks import add_hooks
 from .layer import FocusLayer
 from .loading import awaits_weights, guard, remove_guard, take_out, tensors_for
@@ -53,7 +54,11 @@ class FocusModel(BaseTuner):
         self._hidden_size = int(next(iter(targets.values())).config.hidden_size)
         layers = sorted(int(module.layer_idx) for module in targets.values())
         name = getattr(model, "name_or_path", "") or type(model).__name__
-        for field, found in (("hidden_size", self._hidden_size), ("layers", layers)):
+        facts: dict[str, Any] = {"hidden_size": self._hidden_size, "layers": layers}
+        if not peft_config.plain:
+            facts["key_value_heads"] = key_value_heads(list(targets.values()))
+            check_heads(peft_config, facts["key_value_heads"])
+        for field, found in facts.items():
             expected = getattr(peft_config, field)
             if expected is not None and expected != found:
                 base = peft_config.base_model_name_or_path
@@ -117,7 +122,7 @@ class FocusModel(BaseTuner):
             router._active_adapter = adapter_name
             target.add_module(ROUTER, router)
             add_hooks(target, router)
-        router.update_layer(adapter_name, peft_config, self._hidden_size)
+        router.update_layer(adapter_name, peft_config)
 
     def _unload_and_optionally_merge(
         self,

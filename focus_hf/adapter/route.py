@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from .. import routing
-from ..attention import HARD_GATE
+from ..attention import HARD_GATE, HeadClass
 from .balance import balanced_assignments
 from .cache import append_memberships, cache_layer, follows
 from .call import Routing, SoftGate
 from .decide import Decision, decide, dense_by_groups
+from .heads import head_classes, shared_top_ks, top_ks_by_head
 from .layer import FocusLayer
 from .masks import valid_tokens
 
@@ -28,18 +29,23 @@ def route(router: FocusLayer, adapter_name: str, hidden_states: Tensor, cache: A
         cache: the model's, or ``None``; it now remembers their groups.
         mask: what the base model made, if anything.
     """
-    layer = None if cache is None else cache_layer(cache, router.get_base_layer().layer_idx)
+    layer = None if cache is None else cache_layer(cache, router.layer_idx)
+    config = router.configs[adapter_name]
+    classes = None if config.plain else head_classes(config, router.layer_idx)
     decision = decide(
-        router.configs[adapter_name],
+        config,
         router.mode,
         learns=router.learns(adapter_name),
         new_tokens=hidden_states.shape[1],
         cache_layer=layer,
+        classes=classes,
     )
     if decision.soft:
         return None if decision.dense else _soft_routing(router, adapter_name, hidden_states, mask)
     if decision.dense and layer is None and router.observer is None:
         return None
+    if classes is not None and router.mode != "local":
+        return _routing_by_class(router, adapter_name, hidden_states, layer, decision, classes)
     return _hard_routing(router, adapter_name, hidden_states, layer, decision)
 
 
@@ -49,11 +55,14 @@ def _hard_routing(
 ) -> Routing | None:
     """Inference. A dense call's groups are found all the same, for those who observe and for the cache."""
     config = router.configs[adapter_name]
-    scores, balance = router(hidden_states, adapter_name)
-    memberships = routing.hard_memberships(scores, balance, config.top_k)
-    if router.mode == "local":
-        memberships = torch.zeros_like(memberships)
-    if router.observer is not None:
+    if config.routing == "per_head":  # in mode "local": there are no groups that all heads share
+        memberships = torch.zeros(*hidden_states.shape[:2], 1, dtype=torch.bool, device=hidden_states.device)
+    else:
+        scores, balance = router(hidden_states, adapter_name)
+        memberships = routing.hard_memberships(scores, balance, config.top_k)
+        if router.mode == "local":
+            memberships = torch.zeros_like(memberships)
+    if router.observer is not None and config.routing == "shared":
         router.observer(router, scores, memberships)
     dense = decision.dense
     in_stores = layer is not None and follows(layer, config.pattern, adapter_name, memberships.shape[0])
@@ -78,6 +87,57 @@ def _hard_routing(
         owner=adapter_name,
         attention_observer=None if (observer := router.attention_observer) is None else partial(observer, router),
     )
+
+
+@torch.no_grad()
+def _routing_by_class(
+    router: FocusLayer,
+    adapter_name: str,
+    hidden_states: Tensor,
+    layer: Any,
+    decision: Decision,
+    classes: tuple[HeadClass, ...],
+) -> Routing | None:
+    """Inference where a layer's heads do not all attend alike. The cache remembers the columns of all classes."""
+    config = router.configs[adapter_name]
+    memberships, reads = _columns(router, adapter_name, hidden_states)
+    if layer is not None:
+        owner = (adapter_name, memberships.shape[-1])
+        memberships = append_memberships(layer, memberships, owner=owner)
+    if decision.dense:
+        return None
+    return Routing(
+        config.pattern,
+        memberships,
+        config.top_k,
+        router.path,
+        router.kernel,
+        owner=adapter_name,
+        classes=classes,
+        reads=reads,
+        attention_observer=None if (observer := router.attention_observer) is None else partial(observer, router),
+    )
+
+
+def _columns(router: FocusLayer, adapter_name: str, hidden_states: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Memberships of new tokens for all classes of heads, and the groups that they read: bool ``(B, T, columns)``."""
+    config = router.configs[adapter_name]
+    nothing = torch.zeros(*hidden_states.shape[:2], 0, dtype=torch.bool, device=hidden_states.device)
+    if config.routing == "shared":
+        scores, balance = router(hidden_states, adapter_name)
+        top_ks = shared_top_ks(config, router.layer_idx)
+        each = [routing.hard_memberships(scores, balance, top_k) for top_k in top_ks]
+        if router.observer is not None:
+            router.observer(router, scores, routing.hard_memberships(scores, balance, config.top_k))
+        return torch.cat([nothing, *each], dim=-1), None
+    by_head = router.head_scores(hidden_states, adapter_name)
+    if by_head is None:
+        return nothing, nothing
+    memberships = by_head.memberships()
+    if router.observer is not None:
+        for place, head in enumerate(config.heads_with_groups(router.layer_idx)):
+            router.observer(router.head_view(head), by_head.keys[:, :, place], memberships[:, :, place])
+    return memberships.flatten(-2), by_head.reads(top_ks_by_head(config, router.layer_idx)).flatten(-2)
 
 
 def _shares_keys(router: FocusLayer) -> bool:

@@ -5,6 +5,7 @@ from .decode import MAX_GROUPS, SequenceStore
 from .gated import GATES, HARD_GATE, gated_attention
 from .grouped import grouped_focus_attention
 from .hard_gate import credit_memberships
+from .heads import EVERYTHING, HeadClass, attend_by_class, pairs_by_head, read_classes, write_classes
 from .kernels import KERNELS, Kernel, find_kernel, kernel_named
 from .mask import PADDING, Pattern, WhoAttends, attended_pairs, count_pairs, share_a_group
 from .masked import masked_attention, masked_focus_attention
@@ -14,6 +15,7 @@ from .plan import make_plan
 from .problem import Problem, Scores
 
 __all__ = [
+    "EVERYTHING",
     "GATES",
     "HARD_GATE",
     "KERNELS",
@@ -21,12 +23,14 @@ __all__ = [
     "PADDING",
     "PATHS",
     "Accumulator",
+    "HeadClass",
     "Kernel",
     "Pattern",
     "Problem",
     "Scores",
     "SequenceStore",
     "WhoAttends",
+    "attend_by_class",
     "attended_pairs",
     "biased_focus_attention",
     "count_pairs",
@@ -40,5 +44,8 @@ __all__ = [
     "masked_attention",
     "masked_focus_attention",
     "merge",
+    "pairs_by_head",
+    "read_classes",
     "share_a_group",
+    "write_classes",
 ]

@@ -44,6 +44,8 @@ class WhoAttends:
             ``None`` for one each.
         extra_mask: bool ``(B, 1 or H, Q, S)``, pairs that the model itself allows, for anything beyond causality,
             padding and documents (a sliding window).
+        reads: ``(B, S, K)`` bool, the groups whose keys a token attends to as a query, where these are not the groups
+            that it belongs to as a key; ``None`` where they are.
     """
 
     pattern: Pattern
@@ -51,6 +53,7 @@ class WhoAttends:
     memberships: Tensor
     documents: Tensor | None = None
     extra_mask: Tensor | None = None
+    reads: Tensor | None = None
 
     def sequence(self, row: int) -> WhoAttends:
         """One sequence of the batch, as a batch of one."""
@@ -61,11 +64,13 @@ class WhoAttends:
             self.memberships[one],
             None if self.documents is None else self.documents[one],
             None if self.extra_mask is None else self.extra_mask[one],
+            None if self.reads is None else self.reads[one],
         )
 
     def without_groups(self) -> WhoAttends:
         """The same tokens, none of them in any group: window and sinks."""
-        return replace(self, memberships=self.positions.new_zeros((*self.positions.shape, 0), dtype=torch.bool))
+        none = self.positions.new_zeros((*self.positions.shape, 0), dtype=torch.bool)
+        return replace(self, memberships=none, reads=None)
 
 
 #: All tokens.
@@ -75,7 +80,7 @@ EVERY = slice(None)
 def attended_pairs(who: WhoAttends, rows: slice = EVERY, columns: slice = EVERY) -> Tensor:
     """Pair (i, j) is attended iff dense attention attends to it (`dense_pairs`), and one of these holds:
     ``i - j <= w``; ``j < sink_tokens``; ``i < dense_below`` (or else it is one of the `distant_pairs`); they share a
-    group.
+    group (a group of the key is one of those that the query reads).
 
     Args:
         who: the tokens.
@@ -85,7 +90,8 @@ def attended_pairs(who: WhoAttends, rows: slice = EVERY, columns: slice = EVERY)
         bool ``(B, 1 or H, R, C)``, with ``H`` only under an extra mask that has it. Rows of padding are ``False``
         throughout.
     """
-    shared = share_a_group(who.memberships[:, rows], who.memberships[:, columns])
+    reads = who.memberships if who.reads is None else who.reads
+    shared = share_a_group(reads[:, rows], who.memberships[:, columns])
     return dense_pairs(who, rows, columns) & (shared | ~distant_pairs(who, rows, columns))[:, None]
 
 

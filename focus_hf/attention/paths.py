@@ -2,6 +2,7 @@
 
 * ``grouped``: kernels over groups and windows; cost follows the attended pairs. Differentiable.
 * ``biased``: one dense call with a bias; for few tokens and heavy groups, where there is little to skip. CPU.
+* ``lookup``: keys sorted by group, where queries read other groups than they belong to. Inference on CPU.
 * ``masked``: explicit masks; slower, but right for every option.
 """
 
@@ -12,11 +13,12 @@ from torch import Tensor
 
 from .biased import biased_focus_attention
 from .grouped import grouped_focus_attention
-from .kernels import Kernel
+from .kernels import Kernel, find_kernel
+from .lookup import lookup_focus_attention
 from .masked import masked_focus_attention
 from .problem import Problem
 
-PATHS = ("auto", "grouped", "biased", "masked")
+PATHS = ("auto", "grouped", "biased", "lookup", "masked")
 
 
 def focus_attention(problem: Problem, *, path: str = "auto", kernel: Kernel | None = None) -> Tensor:
@@ -35,13 +37,15 @@ def focus_attention(problem: Problem, *, path: str = "auto", kernel: Kernel | No
         return grouped_focus_attention(problem, kernel)
     if chosen == "biased":
         return biased_focus_attention(problem)
+    if chosen == "lookup":
+        return lookup_focus_attention(problem, find_kernel(problem.query, problem.value) if kernel is None else kernel)
     return masked_focus_attention(problem)
 
 
 def choose_path(problem: Problem, path: str = "auto") -> str:
     """The path that `focus_attention` takes."""
     usable = _usable_paths(problem)
-    if path in usable:
+    if path == "masked" or path in usable:
         return path
     return usable[0] if len(usable) == 1 else min(usable, key=lambda p: _cost(p, problem))
 
@@ -49,10 +53,12 @@ def choose_path(problem: Problem, path: str = "auto") -> str:
 def _usable_paths(problem: Problem) -> list[str]:
     if not problem.is_plain:
         return ["masked"]
-    usable = ["masked", "grouped"]
     query, key, value = problem.query, problem.key, problem.value
     needs_gradient = torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value))
     on_cpu, no_logits = query.device.type == "cpu", problem.scores.sink_logits is None
+    if problem.who.reads is not None:
+        return ["lookup"] if on_cpu and not needs_gradient and value.shape[-1] <= key.shape[-1] else ["masked"]
+    usable = ["masked", "grouped"]
     if on_cpu and no_logits and not needs_gradient and value.shape[-1] <= key.shape[-1]:
         usable.append("biased")
     return usable

@@ -5,7 +5,7 @@ Everything that computes Focus attention takes a `Problem` and documents only wh
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor
@@ -76,18 +76,51 @@ class Problem:
             self, query=self.query[one], key=self.key[one], value=self.value[one], who=self.who.sequence(row)
         )
 
-    def select_heads(self, kv_heads: slice) -> Problem:
-        """The part of some key/value heads, with the query heads that read them; views."""
-        start, stop, _ = kv_heads.indices(self.key.shape[1])
+    def select_heads(self, kv_heads: Sequence[int]) -> Problem:
+        """The part of some key/value heads, with the query heads that read them; views of adjacent heads."""
         repeat = self.query.shape[1] // self.key.shape[1]
-        heads = slice(start * repeat, stop * repeat)
+        keys = _adjacent(kv_heads)
+        queries = _adjacent([head * repeat + i for head in kv_heads for i in range(repeat)])
         mask, logits = self.who.extra_mask, self.scores.sink_logits
         return Problem(
-            self.query[:, heads],
-            self.key[:, kv_heads],
-            self.value[:, kv_heads],
-            self.who if mask is None or mask.shape[1] == 1 else replace(self.who, extra_mask=mask[:, heads]),
-            self.scores if logits is None else replace(self.scores, sink_logits=logits[heads]),
+            self.query[:, queries],
+            self.key[:, keys],
+            self.value[:, keys],
+            self.who if mask is None or mask.shape[1] == 1 else replace(self.who, extra_mask=mask[:, queries]),
+            self.scores if logits is None else replace(self.scores, sink_logits=logits[queries]),
+        )
+
+    def fold_heads(self, memberships: Tensor, reads: Tensor | None) -> Problem:
+        """Key/value heads that route by themselves, as sequences of one key/value head each.
+
+        Only for plain scores without sink logits and without a mask of the model's own.
+
+        Args:
+            memberships: ``(B, H_kv, S, K)`` bool.
+            reads: likewise, or ``None``.
+
+        Returns:
+            A problem of ``B * H_kv`` sequences; `unfold_heads` brings its output back.
+        """
+        kv_heads = self.key.shape[1]
+        positions, documents = (
+            None if x is None else x.repeat_interleave(kv_heads, dim=0)
+            for x in (self.who.positions, self.who.documents)
+        )
+        assert positions is not None
+        who = WhoAttends(
+            self.who.pattern,
+            positions,
+            memberships.flatten(0, 1),
+            documents,
+            reads=None if reads is None else reads.flatten(0, 1),
+        )
+        return Problem(
+            self.query.unflatten(1, (kv_heads, -1)).flatten(0, 1),
+            self.key.flatten(0, 1)[:, None],
+            self.value.flatten(0, 1)[:, None],
+            who,
+            self.scores,
         )
 
     def detach(self) -> Problem:
@@ -119,3 +152,9 @@ class Problem:
             return Problem(query, key, value, who, Scores(scale, softcap, sink_logits, dropout))
 
         return (*tensors, logits), put_together
+
+
+def _adjacent(heads: Sequence[int]) -> slice | list[int]:
+    """These heads as a slice, which makes a view, if they are neighbours in ascending order."""
+    first = heads[0]
+    return slice(first, first + len(heads)) if list(heads) == list(range(first, first + len(heads))) else list(heads)

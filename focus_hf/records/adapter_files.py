@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
+import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -65,8 +67,9 @@ class AdapterConfig(FocusSettings):
 
     @property
     def num_parameters(self) -> int:
-        """Trained parameters: ``W_g`` and ``C`` of every layer."""
-        return (self.group_dim * int(self.hidden_size or 0) + self.num_groups * self.group_dim) * self.num_layers
+        """Trained parameters: ``W_g`` and ``C`` of every layer, and what biases queries have."""
+        shapes = (shape for layer in self.layers or [] for shape in self.tensor_shapes(layer).items())
+        return sum(math.prod(shape) for name, shape in shapes if name != "focus_balance")
 
 
 def read_json(path: Path) -> Any:
@@ -100,7 +103,7 @@ def read_config(folder: str | os.PathLike[str]) -> AdapterConfig:
     except ValueError as error:
         raise AdapterFileError(str(error)) from None
     config = AdapterConfig(**{f.name: values[f.name] for f in fields(AdapterConfig) if f.name in values})
-    for field in ("hidden_size", "layers"):
+    for field in ("hidden_size", "layers", *(() if config.plain else ("key_value_heads",))):
         if getattr(config, field) is None:
             raise AdapterFileError(f"{path} lacks {field}; save the adapter again with this version of focus_hf.")
     return config
@@ -116,15 +119,15 @@ def check_tensors(shapes: Mapping[str, Sequence[int]], config: FocusSettings, so
     for name, shape in shapes.items():
         layer, _, kind = name.rpartition(".")
         layers[layer][kind] = shape
-    width, groups, dim = config.hidden_size, config.num_groups, config.group_dim
-    expected = {"focus_proj": (dim, int(width or 0)), "focus_centroids": (groups, dim), "focus_balance": (groups,)}
+    known = {"focus_proj", "focus_query_proj", "focus_centroids", "focus_balance", "focus_query_bias"}
     for name in sorted(shapes):
         layer, _, kind = name.rpartition(".")
-        if kind not in expected or not layer.endswith(f".{ROUTER}"):
+        if kind not in known or not layer.endswith(f".{ROUTER}"):
             raise AdapterFileError(
                 f"{source} holds {one_line(name)!r}, which is not part of a Focus adapter; do not use it."
             )
     for layer, found in sorted(layers.items()):
+        expected = config.tensor_shapes(_layer_index(layer))
         layer = one_line(layer)
         for kind, shape in expected.items():
             if kind not in found:
@@ -133,10 +136,19 @@ def check_tensors(shapes: Mapping[str, Sequence[int]], config: FocusSettings, so
                 raise AdapterFileError(
                     f"{source}: {layer}.{kind} has shape {tuple(found[kind])}, but {CONFIG_FILE} asks for {shape}."
                 )
-    if len(layers) != len(config.layers or []):
+        if foreign := sorted(found.keys() - expected.keys()):
+            raise AdapterFileError(f"{source} holds {layer}.{foreign[0]}, which {CONFIG_FILE} does not ask for.")
+    asked = sum(bool(config.tensor_shapes(layer)) for layer in config.layers or [])
+    if len(layers) != asked:
         raise AdapterFileError(
-            f"{source} holds centroids of {len(layers)} layers, but {CONFIG_FILE} lists {len(config.layers or [])}."
+            f"{source} holds centroids of {len(layers)} layers, but {CONFIG_FILE} asks for those of {asked}."
         )
+
+
+def _layer_index(name: str) -> int:
+    """The index of a layer from the name of its router: the last number in it; -1 without one."""
+    numbers = re.findall(r"\.(\d{1,9})(?=\.)", name)
+    return int(numbers[-1]) if numbers else -1
 
 
 def check_adapter(folder: str | os.PathLike[str]) -> AdapterConfig:

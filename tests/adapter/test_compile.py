@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers import DynamicCache
 
+from focus_hf.attention import EVERYTHING, HeadClass, Pattern, write_classes
 from tests.families import FAMILIES, focus_model, logits, token_ids
 
 
@@ -45,7 +46,13 @@ def test_the_operation_keeps_its_contract():
     query, key, value = (torch.randn(2, 4, 40, 8) for _ in range(3))
     memberships = torch.rand(2, 40, 4).argsort(-1) < 1
     mask = torch.ones(2, 40, dtype=torch.long)
-    arguments = (query, key, value, mask, memberships, None, 6, 2, 0, 0.3, None, 0.0, False, "auto", "cpu-flash")
+    reads = torch.rand(2, 40, 4).argsort(-1) < 2
+    classes = write_classes(
+        [HeadClass((0, 2, 3), Pattern(6, 2), (slice(0, 4),)), HeadClass((1,), Pattern(3, 2, EVERYTHING))]
+    )
+    options = (6, 2, 0, 0.3, None, 0.0, False, "auto", "cpu-flash")
     tests = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
     with torch.no_grad():
-        torch.library.opcheck(torch.ops.focus_hf.hard_attention.default, arguments, test_utils=tests)
+        for how in ((None, None, *options, []), (reads, None, *options, classes)):
+            arguments = (query, key, value, mask, memberships, *how)
+            torch.library.opcheck(torch.ops.focus_hf.hard_attention.default, arguments, test_utils=tests)

@@ -310,7 +310,7 @@ def test_a_part_of_the_heads_and_a_sequence_of_the_batch_are_problems_of_their_o
     who = WhoAttends(Pattern(5, 2), positions, memberships, documents, extra)
     problem = Problem(query, key, value, who, Scores(0.3, sink_logits=torch.randn(6)))
     whole = focus_attention(problem)
-    heads = [focus_attention(problem.select_heads(slice(a, b))) for a, b in ((0, 1), (1, 3))]
+    heads = [focus_attention(problem.select_heads(range(a, b))) for a, b in ((0, 1), (1, 3))]
     torch.testing.assert_close(torch.cat(heads, dim=1), whole)
     rows = [focus_attention(problem.sequence(row)) for row in range(2)]
     torch.testing.assert_close(torch.cat(rows), whole)

@@ -1,0 +1,156 @@
+"""How the key/value heads of a layer attend under an adapter, and their routers where each has its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from .. import routing
+from ..attention import EVERYTHING, HeadClass, Pattern
+from ..settings import HeadPattern
+from .config import FocusConfig
+
+
+def key_value_heads(modules: Sequence[Any]) -> int:
+    """How many key/value heads attention modules have.
+
+    Raises:
+        ValueError: their configuration does not say, or they differ.
+    """
+    counts = {_number_of_heads(module.config) for module in modules}
+    if len(counts) == 1 and (found := counts.pop()) is not None:
+        return found
+    raise ValueError(
+        f"The layers of {type(modules[0]).__name__} do not have one number of key/value heads that their "
+        "configuration names, which an adapter with head_patterns or routing='per_head' needs."
+    )
+
+
+def _number_of_heads(config: Any) -> int | None:
+    for name in ("num_key_value_heads", "num_attention_heads", "n_head"):
+        if isinstance(found := getattr(config, name, None), int):
+            return found
+    return None
+
+
+def check_heads(config: FocusConfig, num_heads: int) -> None:
+    """Raise `ValueError` if the adapter names a head that layers do not have."""
+    tables = [config.head_patterns or {}, *(config.budgets or {}).values()]
+    for name in sorted({name for table in tables for name in table}):
+        if int(name.split(".")[1]) >= num_heads:
+            raise ValueError(
+                f"head_patterns names head {name}, but the layers of this model have {num_heads} key/value heads, "
+                "counted from 0."
+            )
+
+
+def head_classes(config: FocusConfig, layer: int) -> tuple[HeadClass, ...]:
+    """The classes of a layer's heads, for an adapter whose heads do not all attend alike.
+
+    With ``routing="per_head"`` the columns of memberships are those of each head that has centroids, in order. With
+    shared routing they are those for each number of groups that some head asks for, ascending (`shared_top_ks`).
+
+    Args:
+        config: of the adapter, with ``key_value_heads``.
+        layer: index of the layer.
+    """
+    num_heads = int(config.key_value_heads or 0)
+    alike: dict[HeadPattern, list[int]] = {}
+    for head in range(num_heads):
+        alike.setdefault(config.head_pattern(layer, head), []).append(head)
+    width = config.num_groups
+    if config.routing == "per_head":
+        places = {head: place for place, head in enumerate(config.heads_with_groups(layer))}
+    else:
+        places = {top_k: place for place, top_k in enumerate(shared_top_ks(config, layer))}
+    classes = []
+    for how, heads in alike.items():
+        dense_below = EVERYTHING if how.attend == "everything" else config.dense_below
+        pattern = Pattern(how.local_window, config.sink_tokens, dense_below)
+        columns: tuple[slice, ...] = ()
+        if how.attend == "groups":
+            found = [places[head] for head in heads] if config.routing == "per_head" else [places[how.top_k]]
+            columns = tuple(slice(place * width, (place + 1) * width) for place in found)
+        classes.append(HeadClass(tuple(heads), pattern, columns))
+    return tuple(classes)
+
+
+def shared_top_ks(config: FocusConfig, layer: int) -> list[int]:
+    """The numbers of groups per token that heads of a layer ask for, ascending."""
+    how = [config.head_pattern(layer, head) for head in range(int(config.key_value_heads or 0))]
+    return sorted({pattern.top_k for pattern in how if pattern.attend == "groups"})
+
+
+def top_ks_by_head(config: FocusConfig, layer: int) -> list[int]:
+    """How many groups each head with centroids reads."""
+    return [config.head_pattern(layer, head).top_k for head in config.heads_with_groups(layer)]
+
+
+@dataclass(frozen=True)
+class HeadScores:
+    """Scores of tokens for the ``n`` heads of a layer that have centroids: float32 ``(B, T, n, K)`` each.
+
+    Args:
+        keys: ``(W_k h) . C / tau + b``; a token belongs to the group with the largest.
+        queries: ``(W_q h) . C / tau + c``; it reads the groups with the largest.
+    """
+
+    keys: Tensor
+    queries: Tensor
+
+    def memberships(self) -> Tensor:
+        """The group of each token: bool ``(B, T, n, K)``."""
+        return routing.hard_memberships(self.keys, self.keys.new_zeros(()), top_k=1)
+
+    def reads(self, top_ks: Sequence[int]) -> Tensor:
+        """The groups that each token reads, ``top_ks[i]`` of head ``i``: bool ``(B, T, n, K)``."""
+        ranks = self.queries.argsort(dim=-1, descending=True, stable=True).argsort(dim=-1)
+        return ranks < torch.tensor(top_ks, device=ranks.device)[:, None]
+
+
+def head_scores(
+    hidden_states: Tensor,
+    key_projection: Tensor,
+    query_projection: Tensor,
+    centroids: Tensor,
+    balance: Tensor,
+    query_bias: Tensor,
+    temperature: float,
+) -> HeadScores:
+    """Score every token for every head, in float32 whatever the model's dtype.
+
+    Args:
+        hidden_states: ``(B, T, d)``, what enters the attention module.
+        key_projection, query_projection: ``W_k`` and ``W_q``, ``(n, d_g, d)``.
+        centroids: ``C``, ``(n, K, d_g)``.
+        balance, query_bias: ``b`` and ``c``, ``(n, K)``.
+        temperature: ``tau``.
+    """
+    with torch.autocast(hidden_states.device.type, enabled=False):
+        hidden, both = hidden_states.float(), torch.cat([key_projection, query_projection]).float()
+        projected = F.linear(hidden, both.flatten(0, 1)).unflatten(-1, both.shape[:2])
+        of_keys, of_queries = projected.chunk(2, dim=-2)
+        keys, queries = (
+            torch.einsum("btne,nke->btnk", x, centroids.float()) / temperature for x in (of_keys, of_queries)
+        )
+        return HeadScores(keys + balance.float(), queries + query_bias.float())
+
+
+@dataclass(frozen=True)
+class HeadView:
+    """One head of a layer that routes by itself, as observers see it.
+
+    Args:
+        name: of the attention module, with the head.
+        layer_idx: index of the layer.
+        head: which key/value head.
+    """
+
+    name: str
+    layer_idx: int
+    head: int

@@ -1,0 +1,128 @@
+"""Budgets per head: a layer whose key/value heads attend in different ways, each way one problem over its heads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from .kernels import Kernel
+from .mask import Pattern, WhoAttends, attended_pairs
+from .paths import focus_attention
+from .problem import Problem
+
+#: A ``dense_below`` that no position reaches: such heads attend to everything.
+EVERYTHING = 2**31
+
+
+@dataclass(frozen=True)
+class HeadClass:
+    """Key/value heads of a layer that attend alike.
+
+    Args:
+        kv_heads: which, ascending.
+        pattern: their window, sinks and dense start; with ``dense_below=EVERYTHING`` they attend to everything.
+        columns: where their groups stand among the columns of the layer's memberships: one slice for all of them, or
+            one for each, of equal lengths; empty for window and sinks alone.
+    """
+
+    kv_heads: tuple[int, ...]
+    pattern: Pattern
+    columns: tuple[slice, ...] = ()
+
+
+def write_classes(classes: Sequence[HeadClass] | None) -> list[int]:
+    """Classes as integers, for operations that take no other values; see `read_classes`."""
+    numbers: list[int] = []
+    for some in classes or ():
+        numbers += [len(some.kv_heads), *some.kv_heads]
+        numbers += [some.pattern.local_window, some.pattern.sink_tokens, some.pattern.dense_below, len(some.columns)]
+        for columns in some.columns:
+            numbers += [columns.start, columns.stop]
+    return numbers
+
+
+def read_classes(numbers: Sequence[int]) -> tuple[HeadClass, ...] | None:
+    """What `write_classes` wrote."""
+    classes, rest = [], iter(numbers)
+    for num_heads in rest:
+        heads = tuple(next(rest) for _ in range(num_heads))
+        pattern = Pattern(next(rest), next(rest), next(rest))
+        columns = tuple(slice(next(rest), next(rest)) for _ in range(next(rest)))
+        classes.append(HeadClass(heads, pattern, columns))
+    return tuple(classes) or None
+
+
+def attend_by_class(
+    problem: Problem, classes: Sequence[HeadClass], *, path: str = "auto", kernel: Kernel | None = None
+) -> Tensor:
+    """Hard Focus attention of a layer whose heads fall into classes.
+
+    Args:
+        problem: of all heads. Memberships (and ``reads``) have the columns that the classes name; its own pattern is
+            not looked at.
+        classes: together they have each key/value head once.
+        path, kernel: see `focus_attention`.
+
+    Returns:
+        ``(B, H, Q, D_v)``.
+    """
+    batch, num_heads, num_queries, _ = problem.query.shape
+    repeat = num_heads // problem.key.shape[1]
+    parts = []
+    for some in classes:
+        part = _attend_class(problem.select_heads(some.kv_heads), some, path, kernel)
+        parts.append(part.unflatten(1, (len(some.kv_heads), repeat)))
+    if len(parts) == 1:
+        return parts[0].flatten(1, 2)
+    order = torch.tensor([head for some in classes for head in some.kv_heads], device=problem.query.device)
+    return torch.cat(parts, dim=1).index_select(1, order.argsort()).flatten(1, 2)
+
+
+def _attend_class(problem: Problem, some: HeadClass, path: str, kernel: Kernel | None) -> Tensor:
+    who = replace(problem.who, pattern=some.pattern)
+    if not some.columns:
+        return focus_attention(replace(problem, who=who.without_groups()), path=path, kernel=kernel)
+    if len(some.columns) == 1:
+        return focus_attention(replace(problem, who=_columns(who, some.columns[0])), path=path, kernel=kernel)
+    if problem.is_plain and problem.scores.sink_logits is None:
+        memberships = torch.stack([who.memberships[..., c] for c in some.columns], dim=1)
+        reads = None if who.reads is None else torch.stack([who.reads[..., c] for c in some.columns], dim=1)
+        folded = replace(problem, who=who).fold_heads(memberships, reads)
+        output = focus_attention(folded, path=path, kernel=kernel)
+        return output.unflatten(0, (-1, len(some.columns))).flatten(1, 2)
+    each = (
+        _attend_class(problem.select_heads([i]), HeadClass((0,), some.pattern, (columns,)), path, kernel)
+        for i, columns in enumerate(some.columns)
+    )
+    return torch.cat(list(each), dim=1)
+
+
+def _columns(who: WhoAttends, columns: slice) -> WhoAttends:
+    reads = None if who.reads is None else who.reads[..., columns]
+    return replace(who, memberships=who.memberships[..., columns], reads=reads)
+
+
+def pairs_by_head(who: WhoAttends, classes: Sequence[HeadClass], chunk: int = 1024) -> Tensor:
+    """Pairs attended by each key/value head.
+
+    Args:
+        who: the tokens of whole sequences, with the columns that the classes name.
+        classes: as for `attend_by_class`.
+        chunk: queries looked at together; bounds memory.
+
+    Returns:
+        int64, ``(H_kv,)``.
+    """
+    counts = torch.zeros(sum(len(some.kv_heads) for some in classes), dtype=torch.long)
+    for some in classes:
+        own = replace(who, pattern=some.pattern)
+        views = [_columns(own, c) for c in some.columns] or [own.without_groups()]
+        if len(views) == 1:
+            views = views * len(some.kv_heads)
+        for head, view in zip(some.kv_heads, views, strict=True):
+            for start in range(0, who.positions.shape[1], chunk):
+                counts[head] += int(attended_pairs(view, slice(start, start + chunk)).sum())
+    return counts

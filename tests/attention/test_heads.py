@@ -1,0 +1,188 @@
+"""Queries that read other groups than they belong to, and heads of a layer that attend in different ways."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from focus_hf.attention import (
+    EVERYTHING,
+    PADDING,
+    HeadClass,
+    Pattern,
+    Problem,
+    Scores,
+    WhoAttends,
+    attend_by_class,
+    attended_pairs,
+    focus_attention,
+    masked_focus_attention,
+    pairs_by_head,
+    read_classes,
+    write_classes,
+)
+
+
+def one_hot(shape: tuple[int, ...], num_groups: int, count: int = 1) -> torch.Tensor:
+    chosen = torch.rand(*shape, num_groups).topk(count, dim=-1).indices
+    return torch.zeros(*shape, num_groups, dtype=torch.bool).scatter_(-1, chosen, True)
+
+
+def make_problem(
+    *,
+    seed: int,
+    batch: int,
+    keys: int,
+    queries: int,
+    num_groups: int,
+    top_k: int,
+    pattern: Pattern,
+    padding: str,
+    documents: bool,
+    unknown: int,
+    kv_heads: int = 2,
+    repeat: int = 2,
+    columns: int = 1,
+) -> Problem:
+    torch.manual_seed(seed)
+    query = torch.randn(batch, kv_heads * repeat, queries, 16, dtype=torch.float64)
+    key, value = (torch.randn(batch, kv_heads, keys, 16, dtype=torch.float64) for _ in range(2))
+    real = torch.ones(batch, keys, dtype=torch.bool)
+    if padding == "left":
+        real[0, : keys // 3] = False
+    if padding == "scattered":
+        real = torch.rand(batch, keys) > 0.2
+    ids = None
+    positions = torch.where(real, real.cumsum(-1) - 1, PADDING)
+    if documents:
+        ids = (torch.arange(keys) * 3 // keys).expand(batch, keys).contiguous()
+        starts = torch.stack([(real & (ids < d)).sum(-1) for d in range(3)], dim=1).gather(1, ids)
+        positions = torch.where(real, positions - starts, PADDING)
+    memberships = torch.cat([one_hot((batch, keys), num_groups) for _ in range(columns)], dim=-1)
+    memberships[:, :unknown] = True
+    reads = torch.cat([one_hot((batch, keys), num_groups, top_k) for _ in range(columns)], dim=-1)
+    reads[:, : keys - queries] = False
+    who = WhoAttends(pattern, positions, memberships, ids, reads=reads)
+    return Problem(query, key, value, who, Scores(0.25))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**20),
+    batch=st.integers(1, 2),
+    keys=st.integers(2, 90),
+    part=st.sampled_from([1.0, 0.5, 0.0]),
+    num_groups=st.integers(1, 6),
+    top_k=st.integers(1, 3),
+    window=st.integers(0, 20),
+    sinks=st.integers(0, 4),
+    dense_below=st.sampled_from([0, 9, 40]),
+    padding=st.sampled_from(["none", "left", "scattered"]),
+    documents=st.booleans(),
+    unknown=st.sampled_from([0, 5, 30]),
+    logits=st.booleans(),
+)
+def test_lookup_is_the_definition(
+    seed: int,
+    batch: int,
+    keys: int,
+    part: float,
+    num_groups: int,
+    top_k: int,
+    window: int,
+    sinks: int,
+    dense_below: int,
+    padding: str,
+    documents: bool,
+    unknown: int,
+    logits: bool,
+) -> None:
+    problem = make_problem(
+        seed=seed,
+        batch=batch,
+        keys=keys,
+        queries=max(1, int(keys * part)),
+        num_groups=num_groups,
+        top_k=min(top_k, num_groups),
+        pattern=Pattern(window, sinks, dense_below),
+        padding=padding,
+        documents=documents and part == 1.0,
+        unknown=unknown,
+    )
+    if logits:
+        problem = replace(problem, scores=Scores(0.25, sink_logits=torch.randn(4, dtype=torch.float64)))
+    expected = masked_focus_attention(problem)
+    torch.testing.assert_close(focus_attention(problem, path="lookup"), expected, rtol=1e-9, atol=1e-9)
+    single = replace(problem, query=problem.query.float(), key=problem.key.float(), value=problem.value.float())
+    torch.testing.assert_close(focus_attention(single).double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_blocks_of_queries_are_the_definition() -> None:
+    """More readers of one group than are handled together."""
+    problem = make_problem(
+        seed=0, batch=1, keys=1200, queries=1200, num_groups=2, top_k=1, pattern=Pattern(5, 2), padding="none",
+        documents=False, unknown=0,
+    )  # fmt: skip
+    torch.testing.assert_close(focus_attention(problem), masked_focus_attention(problem), rtol=1e-9, atol=1e-9)
+
+
+def test_reading_ones_own_group_is_symmetric_routing() -> None:
+    problem = make_problem(
+        seed=1, batch=2, keys=60, queries=60, num_groups=4, top_k=1, pattern=Pattern(6, 2), padding="left",
+        documents=False, unknown=0,
+    )  # fmt: skip
+    same = replace(problem, who=replace(problem.who, reads=problem.who.memberships))
+    none = replace(problem, who=replace(problem.who, reads=None))
+    assert torch.equal(attended_pairs(same.who), attended_pairs(none.who))
+    torch.testing.assert_close(focus_attention(same), focus_attention(none), rtol=1e-9, atol=1e-9)
+
+
+CLASSES = (
+    HeadClass((1,), Pattern(3, 2)),
+    HeadClass((0, 3), Pattern(7, 2), (slice(0, 4), slice(4, 8))),
+    HeadClass((2,), Pattern(0, 0, EVERYTHING)),
+)
+
+
+@pytest.mark.parametrize("queries", [70, 20, 1])
+@pytest.mark.parametrize("softcap", [None, 3.0])
+def test_each_head_attends_as_its_class_says(queries: int, softcap: float | None) -> None:
+    problem = make_problem(
+        seed=2, batch=2, keys=70, queries=queries, num_groups=4, top_k=2, pattern=Pattern(), padding="left",
+        documents=False, unknown=3, kv_heads=4, columns=2,
+    )  # fmt: skip
+    problem = replace(problem, scores=Scores(0.25, softcap=softcap))
+    output = attend_by_class(problem, CLASSES)
+    by_hand = {0: (Pattern(7, 2), slice(0, 4)), 1: (Pattern(3, 2), slice(0, 0)), 3: (Pattern(7, 2), slice(4, 8))}
+    for head in range(4):
+        alone = problem.select_heads([head])
+        pattern, columns = by_hand.get(head, (Pattern(10**6, 0), slice(0, 0)))
+        reads = problem.who.reads
+        assert reads is not None
+        who = replace(
+            problem.who, pattern=pattern, memberships=problem.who.memberships[..., columns], reads=reads[..., columns]
+        )
+        expected = masked_focus_attention(replace(alone, who=who))
+        torch.testing.assert_close(output[:, 2 * head : 2 * head + 2], expected, rtol=1e-9, atol=1e-9)
+
+
+def test_classes_survive_being_written() -> None:
+    assert read_classes(write_classes(CLASSES)) == CLASSES
+    assert read_classes(write_classes(None)) is None
+
+
+def test_pairs_are_counted_by_head() -> None:
+    problem = make_problem(
+        seed=3, batch=1, keys=40, queries=40, num_groups=4, top_k=1, pattern=Pattern(), padding="none",
+        documents=False, unknown=0, kv_heads=4, columns=2,
+    )  # fmt: skip
+    counts = pairs_by_head(problem.who, CLASSES, chunk=16)
+    assert counts[2] == 40 * 41 // 2
+    who, reads = problem.who, problem.who.reads
+    assert reads is not None
+    mine = replace(who, pattern=Pattern(7, 2), memberships=who.memberships[..., 4:8], reads=reads[..., 4:8])
+    assert counts[3] == attended_pairs(mine).sum()
