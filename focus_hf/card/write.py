@@ -7,8 +7,9 @@ from pathlib import Path
 
 from ..files import write_atomically
 from ..records import read_config
-from .card import CARD, FocusModelCard, is_ours, read_card
+from .card import FocusModelCard
 from .metadata import check_hub_id
+from .read import CARD, is_ours, read_card
 
 
 def write_card(folder: str | os.PathLike[str], *, base_model: str | None = None) -> Path | None:

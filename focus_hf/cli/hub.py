@@ -142,7 +142,7 @@ def card(
     from huggingface_hub import HfApi
 
     from ..card import FocusModelCard
-    from ..card.card import CARD, is_ours, read_card
+    from ..card.read import CARD, is_ours, read_card
     from ..hub.base import base_facts
     from ..records import read_config
 

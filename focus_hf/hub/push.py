@@ -17,8 +17,9 @@ from typing import Any
 from huggingface_hub import CommitInfo, CommitOperationAdd, HfApi
 from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
 
-from ..card.card import CARD, FocusModelCard, is_ours, own_words, read_card, read_metadata
+from ..card.card import FocusModelCard
 from ..card.metadata import check_hub_id
+from ..card.read import CARD, is_ours, own_words, read_card, read_metadata
 from ..card.sections import CardText
 from ..files import write_atomically
 from ..records.adapter_files import ADAPTER_FILES, CONFIG_FILE, check_adapter, read_json

@@ -10,7 +10,7 @@ from pathlib import Path
 from safetensors import safe_open
 
 from ..card import FocusModelCard
-from ..card.card import is_ours, read_card
+from ..card.read import is_ours, read_card
 from ..card.sections import CardText, Section
 from ..records import AdapterConfig, GroupReport, Results, TokenSample
 from ..records.adapter_files import GROUPS_FILE, WEIGHTS_FILE, weights_hash

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from focus_hf.card import FocusModelCard
-from focus_hf.card.card import read_metadata
+from focus_hf.card.read import read_metadata
 from focus_hf.card.sections import CardText
 from focus_hf.records import AdapterFileError, GroupFacts, GroupReport, LayerFacts, load_results
 

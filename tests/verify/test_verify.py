@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from focus_hf.card import FocusModelCard
-from focus_hf.card.card import read_card
+from focus_hf.card.read import read_card
 from focus_hf.evaluate.sample import take_sample
 from focus_hf.hub import load_adapted
 from focus_hf.records import load_results

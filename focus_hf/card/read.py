@@ -1,0 +1,58 @@
+"""Read a card, whoever wrote it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import ModelCardData
+from huggingface_hub.repocard_data import model_index_to_eval_results
+
+from ..front_matter import card_metadata, split_card
+from .sections import CardText
+
+#: What a card is called in a repository.
+CARD = "README.md"
+
+
+def read_metadata(content: str) -> dict[str, Any]:
+    """The YAML at the start of a card, as far as a card can hold it; empty if there is none or it cannot be read."""
+    try:
+        found = card_metadata(content)
+    except ValueError:
+        return {}
+    return {name: value for name, value in found.items() if _can_stand(name, value)}
+
+
+def _can_stand(name: str, value: Any) -> bool:
+    """Whether the library's class for metadata survives an entry: it makes arguments and attributes of them."""
+    if name in ("eval_results", "ignore_metadata_errors", "self") or hasattr(ModelCardData, name):
+        return False
+    try:
+        if name == "model-index":
+            model_index_to_eval_results(value)
+    except Exception:  # of a list that is none, in as many ways
+        return False
+    return True
+
+
+def text_of(card: str) -> CardText:
+    """The text of a card in its sections, without the metadata."""
+    return CardText.parse(split_card(card)[1])
+
+
+def is_ours(card: str) -> bool:
+    """Whether this package wrote a card, so that it may refresh it."""
+    return text_of(card).written is not None
+
+
+def own_words(card: str) -> str:
+    """What a person wrote in a card, as far as words go; all of it in a card that this package did not write."""
+    return text_of(card).own_words
+
+
+def read_card(folder: str | os.PathLike[str]) -> str | None:
+    """The card in a folder, ``None`` if there is none."""
+    path = Path(folder) / CARD
+    return path.read_text(encoding="utf-8") if path.is_file() else None
