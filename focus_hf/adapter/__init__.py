@@ -5,7 +5,7 @@ from .registration import add_peft_type, register
 add_peft_type()  # FocusConfig names the type
 
 from .config import FORMAT_VERSION, FocusConfig  # noqa: E402
-from .control import observe_attention, observe_routing, routing_mode, set_routing  # noqa: E402
+from .control import PairCount, observe_attention, observe_pairs, observe_routing, routing_mode, set_routing  # noqa: E402
 from .layer import FocusLayer, focus_layers  # noqa: E402
 from .model import FocusModel  # noqa: E402
 
@@ -16,8 +16,10 @@ __all__ = [
     "FocusConfig",
     "FocusLayer",
     "FocusModel",
+    "PairCount",
     "focus_layers",
     "observe_attention",
+    "observe_pairs",
     "observe_routing",
     "routing_mode",
     "set_routing",

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 
-from ..attention import PATHS, kernel_named
+from ..attention import PATHS, HeadClass, WhoAttends, count_pairs, kernel_named, pairs_by_head
 from .config import FocusConfig
 from .decide import MODES
 from .layer import FocusLayer, focus_layers, warn_if_inactive
@@ -152,3 +153,69 @@ def observe_attention(
     finally:
         for layer in layers:
             layer.attention_observer = None
+
+
+@dataclass
+class PairCount:
+    """Pairs of the routed layers, added up over layers.
+
+    Args:
+        attended: of each layer the mean over its key/value heads.
+        possible: all ``j <= i``.
+    """
+
+    attended: float = 0.0
+    possible: int = 0
+
+    @property
+    def share(self) -> float:
+        """Share of the possible pairs that are attended.
+
+        Raises:
+            ValueError: nothing was counted.
+        """
+        if not self.possible:
+            raise ValueError("No layer was routed: the Focus adapter is not active.")
+        return self.attended / self.possible
+
+    def add(self, who: WhoAttends, classes: Sequence[HeadClass] | None) -> None:
+        """Count a layer's whole, unpadded sequences.
+
+        Args:
+            who: their tokens.
+            classes: of the layer's heads, where they do not all attend alike; ``who`` has the columns that they name.
+        """
+        batch, length = who.positions.shape
+        if classes is None:
+            self.attended += count_pairs(who.pattern, who.memberships)[0]
+        else:
+            self.attended += float(pairs_by_head(who, classes).double().mean())
+        self.possible += batch * length * (length + 1) // 2
+
+
+@contextmanager
+def observe_pairs(model: nn.Module, first_only: bool = False) -> Iterator[PairCount]:
+    """Within the block, count the pairs that routed layers attend to in the mode in force, pair by pair.
+
+    In soft mode they are the pairs of hard memberships. For calls with whole sequences, without padding.
+
+    Args:
+        model: with a Focus adapter, whose heads may attend alike or each in its own way.
+        first_only: look at the first sequence of each batch; counting can cost more than running the model.
+
+    Yields:
+        The counts so far.
+    """
+    layers = focus_layers(model)
+    counted = PairCount()
+
+    def count(who: WhoAttends, classes: Sequence[HeadClass] | None) -> None:
+        counted.add(who.sequence(0) if first_only else who, classes)
+
+    for layer in layers:
+        layer.pairs_observer = count
+    try:
+        yield counted
+    finally:
+        for layer in layers:
+            layer.pairs_observer = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from .. import routing
-from ..attention import Kernel
+from ..attention import HeadClass, Kernel, WhoAttends
 from .config import FocusConfig
 from .heads import HeadScores, HeadView, head_scores
 
@@ -54,6 +54,7 @@ class FocusLayer(nn.Module, BaseTunerLayer):
         self.balance_rate = routing.BALANCE_RATE
         self.observer: Callable[[Any, Tensor, Tensor], None] | None = None
         self.attention_observer: Callable[[FocusLayer, Tensor, Tensor, float, Tensor], None] | None = None
+        self.pairs_observer: Callable[[WhoAttends, Sequence[HeadClass] | None], None] | None = None
         self.hooks: list[RemovableHandle] = []
         self.balance_steps: deque[Tensor] = deque(maxlen=256)  # where several processes train
         self._checked: set[str] = set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -9,10 +10,11 @@ import torch
 from torch import Tensor
 
 from .. import routing
-from ..attention import HARD_GATE, HeadClass
+from ..attention import HARD_GATE, HeadClass, WhoAttends
 from .balance import balanced_assignments
 from .cache import append_memberships, cache_layer, follows
 from .call import Routing, SoftGate
+from .config import FocusConfig
 from .decide import Decision, decide, dense_by_groups
 from .heads import head_classes, shared_top_ks, top_ks_by_head
 from .layer import FocusLayer
@@ -42,7 +44,7 @@ def route(router: FocusLayer, adapter_name: str, hidden_states: Tensor, cache: A
     )
     if decision.soft:
         return None if decision.dense else _soft_routing(router, adapter_name, hidden_states, mask)
-    if decision.dense and layer is None and router.observer is None:
+    if decision.dense and layer is None and router.observer is None and router.pairs_observer is None:
         return None
     if classes is not None and router.mode != "local":
         return _routing_by_class(router, adapter_name, hidden_states, layer, decision, classes)
@@ -64,6 +66,7 @@ def _hard_routing(
             memberships = torch.zeros_like(memberships)
     if router.observer is not None and config.routing == "shared":
         router.observer(router, scores, memberships)
+    _tell_pairs(router, config, memberships)
     dense = decision.dense
     in_stores = layer is not None and follows(layer, config.pattern, adapter_name, memberships.shape[0])
     if in_stores and dense:
@@ -101,6 +104,7 @@ def _routing_by_class(
     """Inference where a layer's heads do not all attend alike. The cache remembers the columns of all classes."""
     config = router.configs[adapter_name]
     memberships, reads = _columns(router, adapter_name, hidden_states)
+    _tell_pairs(router, config, memberships, reads, classes)
     if layer is not None:
         owner = (adapter_name, memberships.shape[-1])
         memberships = append_memberships(layer, memberships, owner=owner)
@@ -140,6 +144,20 @@ def _columns(router: FocusLayer, adapter_name: str, hidden_states: Tensor) -> tu
     return memberships.flatten(-2), by_head.reads(top_ks_by_head(config, router.layer_idx)).flatten(-2)
 
 
+def _tell_pairs(
+    router: FocusLayer,
+    config: FocusConfig,
+    memberships: Tensor,
+    reads: Tensor | None = None,
+    classes: Sequence[HeadClass] | None = None,
+) -> None:
+    """Tell who observes pairs which of the call's own tokens attend to which."""
+    if router.pairs_observer is not None:
+        batch, length, _ = memberships.shape
+        positions = torch.arange(length, device=memberships.device).expand(batch, length)
+        router.pairs_observer(WhoAttends(config.pattern, positions, memberships, reads=reads), classes)
+
+
 def _shares_keys(router: FocusLayer) -> bool:
     """Whether later layers read this layer's keys, as in Gemma 3n: they must then stay in their order."""
     return bool(getattr(router.get_base_layer().config, "num_kv_shared_layers", 0))
@@ -153,6 +171,7 @@ def _soft_routing(router: FocusLayer, adapter_name: str, hidden_states: Tensor, 
     hard = routing.hard_memberships(scores.detach(), balance, config.top_k)
     if router.observer is not None:
         router.observer(router, scores.detach(), hard)
+    _tell_pairs(router, config, hard)
     if config.straight_through or config.gate == HARD_GATE:
         assignments = routing.straight_through(hard, assignments)
     strength = config.gate_strength if router.gate_strength is None else router.gate_strength

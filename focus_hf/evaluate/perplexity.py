@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..adapter import FocusLayer, observe_routing
-from ..attention import count_pairs
+from ..adapter import observe_pairs
 from .modes import device_of, in_evaluation
 
 
@@ -115,23 +114,12 @@ def position_curve(losses: Tensor, buckets: int = 16) -> list[dict[str, float]]:
 
 @torch.no_grad()
 def attended_share(model: nn.Module, windows: Tensor, batch_size: int = 4) -> float:
-    """Share of possible pairs that the routed layers attend to in the current mode, counted pair by pair.
+    """Share of possible pairs that the routed layers attend to in the current mode, see `observe_pairs`.
 
     Raises:
         ValueError: no Focus adapter is active.
     """
-    attended = possible = 0
-
-    def count(layer: FocusLayer, scores: Tensor, memberships: Tensor) -> None:
-        nonlocal attended, possible
-        config = layer.routing_config
-        pattern = config.pattern
-        pairs = count_pairs(pattern, memberships)
-        attended, possible = attended + pairs[0], possible + pairs[1]
-
-    with in_evaluation(model), observe_routing(model, count):
+    with in_evaluation(model), observe_pairs(model) as pairs:
         for batch in windows.split(batch_size):
             model(input_ids=batch.to(device_of(model)), use_cache=False)
-    if possible == 0:
-        raise ValueError("No layer was routed: the Focus adapter is not active.")
-    return attended / possible
+    return pairs.share

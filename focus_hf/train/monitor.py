@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -10,9 +11,9 @@ from torch import Tensor, nn
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from .. import ranks, routing
-from ..adapter import FocusLayer, focus_layers, observe_routing, routing_mode
+from ..adapter import FocusLayer, PairCount, focus_layers, observe_pairs, observe_routing, routing_mode
 from ..adapter.balance import agree_on_balance
-from ..attention import HARD_GATE, count_pairs
+from ..attention import HARD_GATE
 
 #: Steps in a row whose gradients may overflow under a float16 loss scaler before training is called diverged.
 _OVERFLOWS = 20
@@ -49,7 +50,8 @@ class RoutingMonitor(TrainerCallback):
         self.trainer = trainer
         self.diverged_at: int | None = None
         self._overflows = 0
-        self._observing: Any = None
+        self._observing: ExitStack | None = None
+        self._pairs = PairCount()
         self._seen: dict[str, dict[str, float]] = {}
 
     @classmethod
@@ -79,14 +81,15 @@ class RoutingMonitor(TrainerCallback):
         step = state.global_step + 1
         is_logged = step % max(int(state.logging_steps or 0), 1) == 0 or (args.logging_first_step and step == 1)
         if is_logged and self._observing is None:
-            self._observing = observe_routing(self.model, self._observe)
-            self._observing.__enter__()
+            self._observing = ExitStack()
+            self._observing.enter_context(observe_routing(self.model, self._observe))
+            self._pairs = self._observing.enter_context(observe_pairs(self.model, first_only=True))
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         if self._observing is not None:
-            self._observing.__exit__(None, None, None)
+            self._observing.close()
             self._observing = None
         if ranks.several():
             for layer in focus_layers(self.model):
@@ -143,14 +146,11 @@ class RoutingMonitor(TrainerCallback):
 
     def _observe(self, layer: FocusLayer, scores: Tensor, memberships: Tensor) -> None:
         config = layer.routing_config
-        pattern = config.pattern
-        attended, possible = count_pairs(pattern, memberships[:1])
         sharpened = scores * routing.sharpening(scores, config.training_sharpness)
         assignments, _ = routing.sinkhorn(sharpened, config.sinkhorn_iterations)
         self._seen[layer.name] = {
             "largest_group": float(routing.group_shares(memberships).max()),
             "confidence": float(assignments.amax(dim=-1).mean()),
-            "pairs": attended / possible,
         }
 
     def _figures(self) -> dict[str, float]:
@@ -159,7 +159,7 @@ class RoutingMonitor(TrainerCallback):
         return {
             "largest_group": max(layer["largest_group"] for layer in layers),
             "confidence": math.fsum(layer["confidence"] for layer in layers) / len(layers),
-            "pairs": math.fsum(layer["pairs"] for layer in layers) / len(layers),
+            "pairs": self._pairs.share,
         }
 
     @torch.no_grad()
