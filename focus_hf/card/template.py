@@ -11,6 +11,7 @@ from jinja2.sandbox import SandboxedEnvironment
 
 from ..escape import escape
 from ..records.results import mode_name
+from ..records.ruler import ruler_tables
 from ..templates import template_folder
 
 #: The package's own.
@@ -37,6 +38,7 @@ def render(template: str | os.PathLike[str] | None, **values: Any) -> str:
     )
     environment.filters["escape_markdown"] = escape
     environment.filters["mode"] = _mode_markdown
+    environment.filters["ruler_tables"] = ruler_tables
     if not path.is_file():
         raise ValueError(f"{path} does not exist: template is a Jinja file for the card.")
     try:

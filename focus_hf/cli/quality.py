@@ -95,6 +95,11 @@ def evaluate_command(
     max_tokens: Annotated[int, typer.Option(help="Tokens of each text, 0 for all.", min=0)] = 0,
     retrieval: Annotated[str | None, typer.Option(help="Lengths of the retrieval probe, with commas.")] = None,
     trials: Annotated[int, typer.Option(help="Prompts of the probe at each length.", min=1)] = 16,
+    ruler: Annotated[str | None, typer.Option(help="Lengths of RULER's tasks, with commas; needs no text.")] = None,
+    ruler_tasks: Annotated[
+        str | None, typer.Option(help="Which of RULER's tasks, with commas [default: all].")
+    ] = None,
+    ruler_samples: Annotated[int, typer.Option(help="Prompts of each task and length.", min=1)] = 10,
     tasks: Annotated[str | None, typer.Option(help="Tasks of lm-evaluation-harness, with commas.")] = None,
     task_path: Annotated[Path | None, typer.Option(help="Folder of task files of your own.", exists=True)] = None,
     limit: Annotated[int | None, typer.Option(help="Examples of each task, at most.", min=1)] = None,
@@ -102,13 +107,13 @@ def evaluate_command(
     revision: Revision = None,
     device: Device = "cpu",
     batch_size: Annotated[int, typer.Option(help="Windows at a time.", min=1)] = 4,
-    seed: Annotated[int, typer.Option(help="Of the probe's choices.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of the probe's and RULER's prompts.")] = 0,
     json_out: JsonFile = None,
     plots: Annotated[Path | None, typer.Option(help="Folder for pictures.")] = None,
     write: Annotated[bool, typer.Option("--write", help="Put the figures into the adapter's own files.")] = False,
 ) -> None:
-    """Measure an adapter: perplexity in every mode, retention, retrieval, benchmarks; dense beside Focus."""
-    from ..evaluate import EvaluationPlan
+    """Measure an adapter: perplexity in every mode, retention, retrieval, RULER, benchmarks; dense beside Focus."""
+    from ..evaluate import EvaluationPlan, RulerPlan
     from ..evaluate.command import Sources, run_evaluation
     from ..hub import load_adapted
     from ..machine import check_device
@@ -124,6 +129,10 @@ def evaluate_command(
         batch_size,
         seed,
     )
+    asked = None
+    if ruler:
+        chosen = {"tasks": ruler_tasks.split(",")} if ruler_tasks else {}
+        asked = RulerPlan(numbers("--ruler", ruler), **chosen, samples=ruler_samples, seed=seed)
     check_device(device)
     sources = Sources(tuple(map(str, text or ())), tuple(map(str, retention or ())), dataset, subset, split, column)
     with progress_bars() as progress:
@@ -132,6 +141,7 @@ def evaluate_command(
             sources,
             plan,
             load=partial(load_adapted, base=model, device=device, revision=revision),
+            ruler=asked,
             tasks=[name for name in (tasks or "").split(",") if name],
             task_path=task_path,
             limit=limit,

@@ -1,10 +1,12 @@
 """Measure what an adapter keeps of the base model's quality, and what it saves."""
 
-from .figures import position_figure, quality_figure, retrieval_figure
+from .copies import far_copies
+from .figures import position_figure, quality_figure, retrieval_figure, ruler_figure
 from .modes import MODES, Mode, attending, list_modes
 from .perplexity import SlidingWindows, attended_share, perplexity, position_curve, token_losses
 from .quality import QualityRow, measure_quality, quality_table
 from .retrieval import Probe, RetrievalRow, probe_retrieval
+from .ruler import RulerPlan, RulerRow, measure_ruler
 from .run import EvaluationPlan, TokenText, evaluate
 
 __all__ = [
@@ -14,13 +16,17 @@ __all__ = [
     "Probe",
     "QualityRow",
     "RetrievalRow",
+    "RulerPlan",
+    "RulerRow",
     "SlidingWindows",
     "TokenText",
     "attended_share",
     "attending",
     "evaluate",
+    "far_copies",
     "list_modes",
     "measure_quality",
+    "measure_ruler",
     "perplexity",
     "position_curve",
     "position_figure",
@@ -28,5 +34,6 @@ __all__ = [
     "quality_figure",
     "quality_table",
     "retrieval_figure",
+    "ruler_figure",
     "token_losses",
 ]

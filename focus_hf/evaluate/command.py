@@ -15,11 +15,12 @@ from ..output import deliver
 from ..records import Results, check_writable, load_results, save_results
 from ..records.adapter_files import weights_hash
 from ..texts import Texts, TextSource
-from .figures import position_figure, quality_figure, retrieval_figure
+from .figures import position_figure, quality_figure, retrieval_figure, ruler_figure
 from .harness import run_tasks
 from .quality import QualityRow
 from .report import tables
-from .run import EvaluationPlan, Load, TokenText, count_ticks, evaluate
+from .ruler import RulerPlan, measure_ruler, ruler_modes
+from .run import EvaluationPlan, Load, TokenText, check_positions, count_ticks, evaluate, modes_of
 from .sample import take_sample
 
 
@@ -55,6 +56,7 @@ def run_evaluation(
     *,
     load: Load,
     progress: Progress,
+    ruler: RulerPlan | None = None,
     tasks: Sequence[str] = (),
     task_path: Path | None = None,
     limit: int | None = None,
@@ -66,11 +68,12 @@ def run_evaluation(
 
     Args:
         adapter: folder or Hub id.
-        sources: texts; none if only tasks are run.
+        sources: texts; none if only RULER or tasks are run.
         plan: what to measure on them.
         load: gives model, tokenizer and folder of the adapter, see `focus_hf.hub.load_adapted`; called when all else
             was found in order.
         progress: shows how far it is.
+        ruler: RULER's tasks to measure, in the modes of the plan.
         tasks, task_path, limit: of lm-evaluation-harness, see `run_tasks`.
         json_out: file for JSON, or ``"-"`` for standard output, where then nothing else goes.
         plots: folder for pictures.
@@ -83,8 +86,8 @@ def run_evaluation(
         ValueError: nothing to measure, or bad input.
     """
     texts = sources.load()
-    if not texts and not tasks:
-        raise ValueError("Nothing to measure: give --text, --dataset or --tasks.")
+    if not texts and ruler is None and not tasks:
+        raise ValueError("Nothing to measure: give --text, --dataset, --ruler or --tasks.")
     require(*(["matplotlib"] if plots is not None else []), *(["lm_eval"] if tasks else []))
     if write:
         check_writable(adapter)
@@ -98,6 +101,8 @@ def run_evaluation(
             plan,
             tick=lambda done: progress.update(bar, advance=1, description=done),
         )
+    if ruler is not None:
+        results.ruler = _ruler(model, tokenizer, ruler, plan, progress)
     if tasks:
         bar = progress.add_task(f"tasks: {', '.join(tasks)}", total=2)
         results.benchmarks = run_tasks(
@@ -121,8 +126,21 @@ def run_evaluation(
     return results
 
 
+def _ruler(
+    model: Any, tokenizer: Any, ruler: RulerPlan, plan: EvaluationPlan, progress: Progress
+) -> list[dict[str, Any]]:
+    check_positions(model, ruler.lengths)
+    modes = ruler_modes(modes_of(model, plan))
+    bar = progress.add_task("RULER", total=len(modes) * len(ruler.tasks) * len(ruler.lengths))
+    rows = []
+    for row in measure_ruler(model, tokenizer, ruler, modes):
+        rows.append(row.to_dict())
+        progress.update(bar, advance=1, description=str(row))
+    return rows
+
+
 def save_plots(results: Results, folder: Path) -> list[Path]:
-    """Pictures of the first evaluation and of the retrieval probe."""
+    """Pictures of the first evaluation, of the retrieval probe and of RULER."""
     made = []
     for evaluation in results.evaluations[:1]:
         rows = [QualityRow(**row) for row in evaluation.rows]
@@ -131,6 +149,8 @@ def save_plots(results: Results, folder: Path) -> list[Path]:
             made.append(position_figure(rows, folder / "positions.png"))
     if results.retrieval:
         made.append(retrieval_figure(results.retrieval, folder / "retrieval.png"))
+    if results.ruler:
+        made.append(ruler_figure(results.ruler, folder / "ruler.png"))
     return made
 
 
@@ -139,6 +159,7 @@ def add_to_adapter(results: Results, folder: Path) -> None:
     known = load_results(folder) or Results()
     known.add(results.evaluations)
     known.retrieval = results.retrieval or known.retrieval
+    known.ruler = results.ruler or known.ruler
     known.benchmarks = results.benchmarks or known.benchmarks
     known.measured_with = results.measured_with
     known.weights_sha256 = weights_hash(folder)

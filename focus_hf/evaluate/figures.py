@@ -108,6 +108,33 @@ def retrieval_figure(rows: Sequence[dict[str, Any]], path: str | os.PathLike[str
     return _save(figure, path)
 
 
+def ruler_figure(rows: Sequence[dict[str, Any]], path: str | os.PathLike[str]) -> Path:
+    """RULER's score, a mean over its tasks, against length, one line for each mode. See `quality_figure`.
+
+    Args:
+        rows: as `focus_hf.records.Results.ruler`.
+        path: file to write.
+    """
+    figure, axes = _axes()
+    for place, mode in enumerate(dict.fromkeys(Mode(row["mode"], row.get("top_k")) for row in rows)):
+        mine = [row for row in rows if Mode(row["mode"], row.get("top_k")) == mode]
+        lengths = sorted({row["length"] for row in mine})
+        scores = [[row["score"] for row in mine if row["length"] == length] for length in lengths]
+        marker, colour = _STYLES[mode.name]
+        axes.plot(
+            lengths,
+            [100 * sum(here) / len(here) for here in scores],
+            _DASHES[place % len(_DASHES)],
+            marker=marker,
+            color=colour,
+            label=str(mode),
+        )
+    axes.set(xlabel="tokens", ylabel="answered (%)", ylim=(-3, 103))
+    axes.legend(fontsize="small")
+    axes.set_title(f"RULER, mean of {len({row['task'] for row in rows})} tasks")
+    return _save(figure, path)
+
+
 def _axes() -> tuple[Any, Any]:
     import matplotlib
 

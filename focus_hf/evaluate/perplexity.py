@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..adapter import observe_pairs
+from .copies import far_copies
 from .modes import device_of, in_evaluation
 
 
@@ -85,6 +86,10 @@ class SlidingWindows:
     def first(self, count: int) -> SlidingWindows:
         """The first windows, for a shorter evaluation."""
         return SlidingWindows(self.windows[:count], self.scored[:count])
+
+    def copies(self, local_window: int) -> Tensor:
+        """Those of the predictions that count which repeat what is out of the window, see `far_copies`."""
+        return self.scored & far_copies(self.windows, local_window)
 
     def perplexity(self, losses: Tensor) -> float:
         """From the losses of these windows ``(N, length - 1)``."""

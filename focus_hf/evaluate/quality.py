@@ -27,6 +27,8 @@ class QualityRow:
         perplexity: ``exp`` of the mean loss per predicted token.
         pairs: share of the possible query-key pairs that routed layers attend to, 0 to 1.
         positions: mean loss by position, see `position_curve`.
+        copies, rest: mean loss in nats on tokens that were seen before, out of the adapter's window only (see
+            `far_copies`), and on all others; ``None`` where there are none.
         largest_group, smallest_group: share of memberships in the largest and the smallest group of any layer, on this
             text, in hard mode.
     """
@@ -38,6 +40,8 @@ class QualityRow:
     positions: list[dict[str, float]] = field(default_factory=list)
     largest_group: float | None = None
     smallest_group: float | None = None
+    copies: float | None = None
+    rest: float | None = None
 
     def __str__(self) -> str:
         return str(Mode(self.mode, self.top_k))
@@ -72,6 +76,7 @@ def measure_quality(
     Raises:
         ValueError: no Focus adapter is active.
     """
+    copies = text.copies(focus_layers(model)[0].routing_config.local_window)
     for mode in modes:
         members: dict[FocusLayer, Tensor] = {}
         with attending(model, mode):
@@ -87,7 +92,13 @@ def measure_quality(
             position_curve(losses),
             max((float(share.max()) for share in shares), default=None),
             min((float(share.min()) for share in shares), default=None),
+            _mean(losses[copies]),
+            _mean(losses[text.scored & ~copies]),
         )
+
+
+def _mean(losses: Tensor) -> float | None:
+    return losses.double().mean().item() if losses.numel() else None
 
 
 def _count_members(members: dict[FocusLayer, Tensor]) -> Callable[[FocusLayer, Tensor, Tensor], None]:

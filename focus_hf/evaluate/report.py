@@ -8,29 +8,37 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from ..records import Evaluation, Results
+from ..records import Evaluation, Results, RulerTable, ruler_tables
 from .modes import Mode
 
 
 def tables(results: Results) -> Iterator[Table]:
-    """A rich table for each evaluation, one for the retrieval probe, one for benchmarks."""
+    """A rich table for each evaluation, for the retrieval probe, for each length of RULER, for benchmarks."""
     for evaluation in results.evaluations:
         yield _quality(evaluation)
     if results.retrieval:
         yield _retrieval(results.retrieval)
+    yield from map(_ruler, ruler_tables(results.ruler))
     if results.benchmarks:
         yield _benchmarks(results.benchmarks)
 
 
 def _quality(evaluation: Evaluation) -> Table:
     title = f"Perplexity on {evaluation.data}, {evaluation.context_length} tokens"
-    table = _table(title, "attention", "perplexity", "to dense", "pairs attended", "largest group")
+    table = _table(title, "attention", "perplexity", "to dense", "pairs attended", "copies", "rest", "largest group")
     dense = evaluation.perplexity("dense")
     for row in evaluation.rows:
         change = "" if dense is None else f"{100 * (row['perplexity'] / dense - 1):+.2f} %"
         largest = row.get("largest_group")
         shown = "" if largest is None else f"{100 * largest:.1f} %"
-        table.add_row(_name(row), f"{row['perplexity']:.2f}", change, f"{100 * row['pairs']:.0f} %", shown)
+        losses = ["" if (loss := row.get(name)) is None else f"{loss:.3f}" for name in ("copies", "rest")]
+        table.add_row(_name(row), f"{row['perplexity']:.2f}", change, f"{100 * row['pairs']:.0f} %", *losses, shown)
+    if evaluation.copies:
+        table.caption = (
+            f"copies: loss in nats on the {evaluation.copies:,} tokens that were seen before, out of the window only; "
+            "rest: on all others"
+        )
+        table.caption_justify = "left"
     return table
 
 
@@ -38,6 +46,19 @@ def _retrieval(rows: list[dict[str, Any]]) -> Table:
     table = _table("Retrieval from far back", "attention", "tokens", "gain (nats)", "exact")
     for row in rows:
         table.add_row(_name(row), f"{row['length']:,}", f"{row['gain']:.2f}", f"{100 * row['exact']:.0f} %")
+    return table
+
+
+def _ruler(measured: RulerTable) -> Table:
+    title = (
+        f"RULER, {measured.length:,} tokens, {measured.samples} prompts of each task: answered, and log-probability "
+        "of the right answer in nats per token"
+    )
+    table = _table(title, "task", *map(_name, measured.modes))
+    for task, rows in measured.tasks:
+        table.add_row(
+            task, *("" if row is None else f"{100 * row['score']:.0f} %  {row['logprob']:.2f}" for row in rows)
+        )
     return table
 
 

@@ -100,10 +100,7 @@ def evaluate(
             'This adapter was trained through hard attention (gate="hard"), so there is no soft attention to measure.',
             stacklevel=2,
         )
-    modes = _modes(config, plan)
-    for mode in modes:
-        if mode.top_k is not None and not 1 <= mode.top_k <= config.num_groups:
-            raise ValueError(f"top_k must be from 1 to num_groups ({config.num_groups}), got {mode.top_k}.")
+    modes = modes_of(model, plan)
     check_positions(model, (*plan.seq_lens, *plan.retrieval))
     cut = [(text, length, _cut(text, length, plan)) for text in texts for length in plan.seq_lens]
     evaluations = []
@@ -122,6 +119,7 @@ def evaluate(
                 revision=text.revision,
                 dataset=text.dataset,
                 source=text.source,
+                copies=int(windows.copies(config.local_window).sum()),
             )
         )
     results = Results(evaluations, measured_with=measured_with())
@@ -132,12 +130,20 @@ def evaluate(
 
 def count_ticks(model: nn.Module, texts: int, plan: EvaluationPlan) -> int:
     """How often `evaluate` calls ``tick``."""
-    return len(_modes(active_config(model), plan)) * (texts * len(plan.seq_lens) + len(plan.retrieval))
+    return len(modes_of(model, plan)) * (texts * len(plan.seq_lens) + len(plan.retrieval))
 
 
-def _modes(config: FocusConfig, plan: EvaluationPlan) -> list[Mode]:
-    """Those asked for that this adapter has: one trained through hard attention has no soft attention."""
+def modes_of(model: nn.Module, plan: EvaluationPlan) -> list[Mode]:
+    """Those asked for that this adapter has: one trained through hard attention has no soft attention.
+
+    Raises:
+        ValueError: a mode is unknown, or ``top_k`` more than the adapter's groups.
+    """
+    config = active_config(model)
     modes = list_modes(plan.modes, plan.top_ks or [config.top_k])
+    for mode in modes:
+        if mode.top_k is not None and not 1 <= mode.top_k <= config.num_groups:
+            raise ValueError(f"top_k must be from 1 to num_groups ({config.num_groups}), got {mode.top_k}.")
     return [mode for mode in modes if mode.name != "soft" or config.gate != HARD_GATE]
 
 

@@ -4,6 +4,7 @@ from .adapter_files import AdapterConfig, AdapterFileError, check_adapter, check
 from .group_facts import GroupFacts, LayerFacts
 from .group_report import GroupReport
 from .results import Evaluation, Results, load_results, save_results
+from .ruler import RulerTable, ruler_tables
 from .sample import TokenSample
 
 __all__ = [
@@ -14,10 +15,12 @@ __all__ = [
     "GroupReport",
     "LayerFacts",
     "Results",
+    "RulerTable",
     "TokenSample",
     "check_adapter",
     "check_writable",
     "load_results",
     "read_config",
+    "ruler_tables",
     "save_results",
 ]

@@ -13,7 +13,7 @@ from ..files import write_atomically
 from .adapter_files import RESULTS_FILE, AdapterFileError, read_json
 from .typed import check_types, is_number
 
-SCHEMA = 1
+SCHEMA = 2
 
 
 def mode_name(mode: str, top_k: int | None = None) -> str:
@@ -30,12 +30,14 @@ class Evaluation:
         data: the text, in words.
         context_length: tokens per window.
         rows: one mapping a line: ``mode`` (dense, local, soft, hard), ``top_k``, ``perplexity``, ``pairs`` (share of
-            possible pairs that routed layers attend to), ``positions`` (loss by position).
+            possible pairs that routed layers attend to), ``positions`` (loss by position), ``copies`` and ``rest``
+            (loss in nats on tokens that were seen before, out of the window only, and on all others).
         stride: tokens from one window's start to the next.
         tokens: predicted tokens.
         revision: of the text: a data set's commit or a hash.
         dataset: Hub id of the data set, if it is one.
         source: how the text is read again, see `focus_hf.texts.read_again`.
+        copies: of the predicted tokens, those seen before out of the window only; ``None`` in older files.
 
     Raises:
         ValueError: a perplexity or share of pairs is not a number that was measured.
@@ -49,6 +51,7 @@ class Evaluation:
     revision: str = ""
     dataset: str | None = None
     source: dict[str, Any] = field(default_factory=dict)
+    copies: int | None = None
 
     def __post_init__(self) -> None:
         for row in self.rows:
@@ -80,6 +83,7 @@ class Results:
     Args:
         evaluations: perplexities; the first is the one that stands on top of the card.
         retrieval: rows of the long-range probe, see `focus_hf.evaluate.RetrievalRow`.
+        ruler: rows of RULER's tasks, see `focus_hf.evaluate.ruler.RulerRow`.
         benchmarks: rows of lm-evaluation-harness, dense against Focus: ``task``, ``metric``, ``dense``, ``focus``,
             ``stderr``, ``dataset``.
         speed: rows of the benchmark, dense against Focus: ``what``, ``length``, ``num_groups``, ``top_k``,
@@ -94,6 +98,7 @@ class Results:
 
     evaluations: list[Evaluation] = field(default_factory=list)
     retrieval: list[dict[str, Any]] = field(default_factory=list)
+    ruler: list[dict[str, Any]] = field(default_factory=list)
     benchmarks: list[dict[str, Any]] = field(default_factory=list)
     speed: list[dict[str, Any]] = field(default_factory=list)
     weights_sha256: str = ""
@@ -130,8 +135,8 @@ def load_results(folder: str | os.PathLike[str]) -> Results | None:
         return None
     values = read_json(path)
     try:
-        if values.get("schema", 0) > SCHEMA:
-            raise AdapterFileError(f"{path} has schema {values['schema']}; upgrade: pip install -U focus-hf")
+        if (schema := values.pop("schema", 0)) > SCHEMA:
+            raise AdapterFileError(f"{path} has schema {schema}; upgrade: pip install -U focus-hf")
         evaluations = [Evaluation(**evaluation) for evaluation in values.pop("evaluations", [])]
         results = Results(evaluations, **values)
         for record in (results, *evaluations):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from ..hub import adapter_folder, load_adapted
 from ..records import TokenSample, load_results, read_config
@@ -62,6 +63,8 @@ def verify(
             claims.append(unchecked("speed", "", f"depends on the machine: focus-hf bench --adapter {adapter}"))
         if results.retrieval:
             claims.append(unchecked("retrieval", "", "focus-hf eval --retrieval measures it again"))
+        if results.ruler:
+            claims.append(unchecked("RULER", "", _ruler_again(adapter, results.ruler)))
         if results.benchmarks:
             names = ", ".join(dict.fromkeys(str(row["task"]) for row in results.benchmarks))
             claims.append(unchecked("benchmarks", names, f"focus-hf eval --tasks {names} measures them again"))
@@ -69,3 +72,12 @@ def verify(
         tick("groups")
         claims += check_groups(model, tokenizer, report, texts, treebanks)
     return claims
+
+
+def _ruler_again(adapter: str, rows: Sequence[dict[str, Any]]) -> str:
+    """The command that measures these rows again; their prompts need no text."""
+    lengths, tasks = (",".join(dict.fromkeys(str(row[name]) for row in rows)) for name in ("length", "task"))
+    return (
+        f"focus-hf eval --adapter {adapter} --ruler {lengths} --ruler-tasks {tasks} "
+        f"--ruler-samples {rows[0]['samples']} --seed {rows[0]['seed']} measures it again"
+    )

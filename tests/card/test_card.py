@@ -118,6 +118,22 @@ def test_speed_is_shown_with_its_machine(adapter):
     assert "4.00 times dense attention's" in card.text
 
 
+def test_ruler_and_copies_are_shown_beside_their_modes(adapter):
+    row = {"length": 2048, "samples": 10, "seed": 0, "accuracy": 0.5, "logprob": -0.25, "pairs": 0.3}
+    ruler = [
+        {**row, "task": "vt", "mode": "dense", "top_k": None, "score": 0.9},
+        {**row, "task": "vt", "mode": "hard", "top_k": 1, "score": 0.8},
+    ]
+    rows = [{**ROWS[0], "copies": 1.25, "rest": 2.5}, {**ROWS[2], "copies": 1.5, "rest": 2.625}]
+    card = make(adapter, results=Results([Evaluation("text", 48, rows, copies=321)], ruler=ruler))
+    assert "| vt | 90 %, -0.25 | 80 %, -0.25 |" in card.text and "at 2,048 tokens, 10 prompts" in card.text
+    assert "| task | dense (base model) | **Focus**, `top_k=1` |" in card.text
+    assert "321 were seen before" in card.text and "| **Focus**, `top_k=1` | 1.500 | 2.625 |" in card.text
+    for wrong in ([{"task": "vt"}], [{**ruler[0], "length": "x"}, ruler[1]], [{**ruler[0], "score": "x"}]):
+        with pytest.raises(ValueError, match="The card cannot be made"):
+            make(adapter, results=Results(ruler=wrong))
+
+
 def test_results_that_make_no_sense_are_one_line(adapter):
     row = {"what": "prefill", "length": 1, "num_groups": 4, "top_k": 1, "dense_ms": 1.0, "focus_ms": 0.0}
     for speed in ([{**row, "measured_with": ""}], [{"what": "prefill"}]):

@@ -148,7 +148,7 @@ def test_eval_into_files_and_into_the_adapter(adapter, tiny, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "Nothing to measure: give --text, --dataset or --tasks"),
+        ([], "Nothing to measure: give --text, --dataset, --ruler or --tasks"),
         (["--text", "{text}", "--modes", "fast"], "modes must be of dense, local, soft, hard, got 'fast'"),
         (["--text", "{text}", "--top-k", "5"], "top_k must be from 1 to num_groups (4), got 5"),
         (["--text", "{text}", "--seq-len", "100000"], "fewer than one window of 100000"),

@@ -17,6 +17,7 @@ from focus_hf.evaluate import (
     attended_share,
     attending,
     evaluate,
+    far_copies,
     list_modes,
     measure_quality,
     perplexity,
@@ -85,6 +86,39 @@ def test_sliding_windows_predict_each_token_once(length, stride):
     assert set(scored) == set(range(last + 1)) - unpredicted
     expected = math.exp(losses[text.scored].mean().item())
     assert text.perplexity(losses) == pytest.approx(expected, rel=1e-5)
+
+
+def test_copies_are_tokens_seen_before_out_of_the_window():
+    """Against the definition, spelled out for every token."""
+    generator = torch.Generator().manual_seed(0)
+    windows = torch.randint(0, 6, (3, 60), generator=generator)  # six tokens: bigrams come again and again
+    for local_window in (0, 5, 20):
+        found = far_copies(windows, local_window)
+        for row, ids in enumerate(windows.tolist()):
+            for place in range(1, 60):
+                earlier = [s for s in range(1, place) if ids[s - 1 : s + 1] == ids[place - 1 : place + 1]]
+                expected = bool(earlier) and all(place - 1 - s > local_window for s in earlier)
+                assert bool(found[row, place - 1]) == expected, (local_window, row, place)
+        assert found.any() and not found.all()
+
+
+def test_copies_and_the_rest_make_up_the_loss():
+    model, windows = focus_model("llama"), token_ids(batch=1, length=120)
+    windows[0, 60:90] = windows[0, 10:40]
+    text = SlidingWindows.of(windows[0], 120, 120)
+    copied = text.copies(8)
+    assert copied[0, 60:89].all() and copied.sum() < 40
+    rows = list(measure_quality(model, text, list_modes(["dense", "hard"], [1])))
+    for row in rows:
+        count = int(copied.sum())
+        whole = (row.copies * count + row.rest * (119 - count)) / 119
+        assert math.exp(whole) == pytest.approx(row.perplexity, rel=1e-6)
+    losses = token_losses(base_model("llama"), windows)
+    assert rows[0].copies == pytest.approx(losses[copied].mean().item(), rel=1e-5)
+    results = evaluate(model, [TokenText(windows[0], "text")], EvaluationPlan(seq_lens=[120], modes=["dense"]))
+    assert results.evaluations[0].copies == int(copied.sum())
+    (row,) = measure_quality(model, SlidingWindows.of(windows[0, :20], 20, 20), [Mode("dense")])
+    assert row.copies is None and row.rest == pytest.approx(math.log(row.perplexity))
 
 
 def test_sliding_windows_say_what_is_wrong():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from focus_hf.records import AdapterFileError, Evaluation, TokenSample, load_results, save_results
@@ -12,11 +14,20 @@ def test_results_round_trip(tmp_path):
     assert load_results(tmp_path) is None
     save_results(RESULTS, tmp_path)
     assert load_results(tmp_path) == RESULTS
-    with pytest.raises(ValueError, match="perplexity of mode dense is nan"):
+    with pytest.raises(ValueError, match="perplexity of mode 'dense' is nan"):
         Evaluation("x", 1, [{**ROWS[0], "perplexity": float("nan")}])
     (tmp_path / "focus_results.json").write_text('{"schema": 9}')
     with pytest.raises(AdapterFileError, match="schema 9.*upgrade"):
         load_results(tmp_path)
+
+
+def test_files_of_the_first_format_are_read_and_written_as_they_are_now(tmp_path):
+    path = tmp_path / "focus_results.json"
+    path.write_text(json.dumps({"schema": 1, "evaluations": [{"data": "x", "context_length": 8, "rows": ROWS}]}))
+    results = load_results(tmp_path)
+    assert results.ruler == [] and results.evaluations[0].copies is None
+    save_results(results, tmp_path)
+    assert json.loads(path.read_text())["schema"] == 2 and load_results(tmp_path) == results
 
 
 def test_samples_round_trip(tmp_path):

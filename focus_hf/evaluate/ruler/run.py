@@ -1,0 +1,161 @@
+"""RULER's tasks, answered in every mode of attention: by generating, and by how likely the right answer is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..modes import Mode, attending, device_of
+from ..perplexity import attended_share
+from .prompts import Prompt, make_prompts
+from .tasks import TASKS, string_match_all
+
+
+@dataclass(frozen=True)
+class RulerPlan:
+    """What to ask.
+
+    Args:
+        lengths: tokens of prompt and answer.
+        tasks: names in `TASKS`.
+        samples: prompts of each task and length.
+        seed: of the prompts.
+    """
+
+    lengths: Sequence[int]
+    tasks: Sequence[str] = tuple(TASKS)
+    samples: int = 10
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for task in self.tasks:
+            if task not in TASKS:
+                raise ValueError(f"RULER's tasks here are {', '.join(TASKS)}; got {task!r}.")
+
+
+@dataclass(frozen=True)
+class RulerRow:
+    """One task at one length in one mode.
+
+    Args:
+        task: its name.
+        length: tokens of each prompt with its answer.
+        mode, top_k: see `QualityRow`.
+        score: mean of `string_match_all` over what the model generated greedily, 0 to 1.
+        accuracy: share of the right answer's tokens that are the model's first choice, given those before.
+        logprob: log-probability of the right answer in nats per token, given those before.
+        pairs: share of the possible pairs that routed layers attend to, on the first prompt.
+        samples, seed: see `RulerPlan`.
+    """
+
+    task: str
+    length: int
+    mode: str
+    top_k: int | None
+    score: float
+    accuracy: float
+    logprob: float
+    pairs: float
+    samples: int
+    seed: int
+
+    def __str__(self) -> str:
+        return f"RULER {self.task}, {self.length} tokens: {Mode(self.mode, self.top_k)}"
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass
+class _Answers:
+    """What is known of the answers to some prompts: a value for each."""
+
+    scores: list[float] = field(default_factory=list)
+    accuracies: list[float] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+
+
+def ruler_modes(modes: Sequence[Mode]) -> list[Mode]:
+    """Those that can generate: soft attention looks at whole sequences and has no cache."""
+    return [mode for mode in modes if mode.name != "soft"]
+
+
+def measure_ruler(
+    model: Any,
+    tokenizer: Any,
+    plan: RulerPlan,
+    modes: Sequence[Mode],
+) -> Iterator[RulerRow]:
+    """Ask every mode the same questions: one row at a time, for each length, task and mode.
+
+    Args:
+        model: with an active Focus adapter; it keeps its own settings.
+        tokenizer: of the model.
+        plan: what to ask.
+        modes: see `list_modes`; soft attention is left out.
+
+    Raises:
+        ValueError: a task does not fit into a length.
+    """
+    asked = {
+        (task, length): make_prompts(tokenizer, task, length, plan.samples, plan.seed)
+        for length in plan.lengths
+        for task in plan.tasks
+    }
+    for (task, length), prompts in asked.items():
+        for mode in ruler_modes(modes):
+            with attending(model, mode):
+                answers = _Answers()
+                for prompt in prompts:
+                    _answer(model, tokenizer, prompt, answers)
+                first = torch.tensor(prompts[0].ids)[None]
+                pairs = 1.0 if mode.name == "dense" else attended_share(model, first)
+            means = (sum(values) / len(values) for values in (answers.scores, answers.accuracies, answers.logprobs))
+            yield RulerRow(task, length, mode.name, mode.top_k, *means, pairs, plan.samples, plan.seed)
+
+
+def _answer(model: Any, tokenizer: Any, prompt: Prompt, answers: _Answers) -> None:
+    answers.scores.append(string_match_all(generate_answer(model, tokenizer, prompt), prompt.answers))
+    losses, first_choice = answer_losses(model, prompt)
+    answers.accuracies.append(first_choice.float().mean().item())
+    answers.logprobs.append(-losses.mean().item())
+
+
+@torch.no_grad()
+def generate_answer(model: Any, tokenizer: Any, prompt: Prompt) -> str:
+    """What the model says, greedily and through its KV cache.
+
+    It stops as soon as every answer has been said: nothing that comes later can change the score.
+    """
+    ids = torch.tensor(prompt.ids, device=device_of(model))[None]
+
+    def said(generated: Tensor) -> str:
+        return tokenizer.decode(generated[0, ids.shape[1] :], skip_special_tokens=True)
+
+    def complete(generated: Tensor, scores: Any, **_: Any) -> Tensor:
+        return torch.tensor([string_match_all(said(generated), prompt.answers) == 1.0], device=generated.device)
+
+    generated = model.generate(
+        input_ids=ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=prompt.new_tokens,
+        do_sample=False,
+        num_beams=1,
+        stopping_criteria=[complete],
+        pad_token_id=tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id,
+    )
+    return said(generated)
+
+
+@torch.no_grad()
+def answer_losses(model: nn.Module, prompt: Prompt) -> tuple[Tensor, Tensor]:
+    """Losses of the right answer's tokens in nats, float32 ``(n,)``, and whether each is the first choice, bool."""
+    count = prompt.answer_tokens
+    ids = torch.tensor(prompt.answered)
+    logits = model(input_ids=ids[None].to(device_of(model)), use_cache=False, logits_to_keep=count + 1).logits
+    predicted, answer = logits[0, :-1].float().cpu(), ids[-count:]
+    return nn.functional.cross_entropy(predicted, answer, reduction="none"), predicted.argmax(dim=-1) == answer
