@@ -6,7 +6,8 @@ add_peft_type()  # FocusConfig names the type
 
 from .config import FORMAT_VERSION, FocusConfig  # noqa: E402
 from .control import PairCount, observe_attention, observe_pairs, observe_routing, routing_mode, set_routing  # noqa: E402
-from .layer import FocusLayer, focus_layers  # noqa: E402
+from .heads import HeadView  # noqa: E402
+from .layer import FocusLayer, Router, final_scores, focus_layers, groups_read  # noqa: E402
 from .model import FocusModel  # noqa: E402
 
 register()
@@ -16,8 +17,12 @@ __all__ = [
     "FocusConfig",
     "FocusLayer",
     "FocusModel",
+    "HeadView",
     "PairCount",
+    "Router",
+    "final_scores",
     "focus_layers",
+    "groups_read",
     "observe_attention",
     "observe_pairs",
     "observe_routing",

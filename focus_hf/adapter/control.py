@@ -120,8 +120,11 @@ def routing_mode(model: nn.Module, mode: str | None) -> Iterator[None]:
 
 
 @contextmanager
-def observe_routing(model: nn.Module, observer: Callable[[FocusLayer, Tensor, Tensor], None]) -> Iterator[None]:
-    """Within the block, call ``observer(layer, scores, memberships)`` at every routing decision.
+def observe_routing(model: nn.Module, observer: Callable[[Any, Tensor, Tensor], None]) -> Iterator[None]:
+    """Within the block, call ``observer(router, scores, memberships)`` at every routing decision.
+
+    The router is the `FocusLayer`; or, for an adapter with ``routing="per_head"``, each of its heads with centroids,
+    a `HeadView`: memberships are then those as keys, and `HeadView.reads` says what is read (see also `final_scores`).
 
     Memberships are the hard ones, in soft mode too. Scores are float32 ``(B, T, K)`` without the balance potentials,
     memberships bool ``(B, T, K)``. Sequences short enough for the base model's own attention are observed too.
@@ -138,12 +141,13 @@ def observe_routing(model: nn.Module, observer: Callable[[FocusLayer, Tensor, Te
 
 @contextmanager
 def observe_attention(
-    model: nn.Module, observer: Callable[[FocusLayer, Tensor, Tensor, float, Tensor], None]
+    model: nn.Module, observer: Callable[[Any, Tensor, Tensor, float, Tensor], None]
 ) -> Iterator[None]:
-    """Within the block, call ``observer(layer, query, key, scale, memberships)`` at every hard attention call.
+    """Within the block, call ``observer(router, query, key, scale, memberships)`` at every hard attention call.
 
-    ``query`` is ``(B, H, Q, D)``, ``key`` ``(B, H_kv, S, D)``, both as they meet (positions applied), ``memberships``
-    bool ``(B, S, K)``. Calls whose pairs are all attended are not routed and not seen. For calls without a cache.
+    The router is as for `observe_routing`; a `HeadView` comes with the queries and keys of its head. ``query`` is
+    ``(B, H, Q, D)``, ``key`` ``(B, H_kv, S, D)``, both as they meet (positions applied), ``memberships`` bool
+    ``(B, S, K)``. Calls whose pairs are all attended are not routed and not seen. For calls without a cache.
     """
     layers = focus_layers(model)
     for layer in layers:

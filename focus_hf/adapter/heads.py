@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -143,14 +143,26 @@ def head_scores(
 
 @dataclass(frozen=True)
 class HeadView:
-    """One head of a layer that routes by itself, as observers see it.
+    """One head of a layer that routes by itself, as observers see it in the layer's place.
 
     Args:
         name: of the attention module, with the head.
         layer_idx: index of the layer.
         head: which key/value head.
+        routing_config: of the adapter in force.
+        reads: the groups that each token of the call reads, bool ``(B, T, K)``; none where the head has groups under
+            another budget only.
     """
 
     name: str
     layer_idx: int
     head: int
+    routing_config: FocusConfig = field(compare=False, repr=False)
+    reads: Tensor = field(compare=False, repr=False)
+
+    @property
+    def pattern(self) -> Pattern:
+        """Its window, sinks and dense start."""
+        how = self.routing_config.head_pattern(self.layer_idx, self.head)
+        dense_below = EVERYTHING if how.attend == "everything" else self.routing_config.dense_below
+        return Pattern(how.local_window, self.routing_config.sink_tokens, dense_below)

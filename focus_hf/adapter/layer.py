@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from .. import routing
-from ..attention import HeadClass, Kernel, WhoAttends
+from ..attention import HeadClass, Kernel, Pattern, WhoAttends
 from .config import FocusConfig
 from .heads import HeadScores, HeadView, head_scores
 
@@ -53,7 +53,7 @@ class FocusLayer(nn.Module, BaseTunerLayer):
         self.gate_strength: float | None = None
         self.balance_rate = routing.BALANCE_RATE
         self.observer: Callable[[Any, Tensor, Tensor], None] | None = None
-        self.attention_observer: Callable[[FocusLayer, Tensor, Tensor, float, Tensor], None] | None = None
+        self.attention_observer: Callable[[Any, Tensor, Tensor, float, Tensor], None] | None = None
         self.pairs_observer: Callable[[WhoAttends, Sequence[HeadClass] | None], None] | None = None
         self.hooks: list[RemovableHandle] = []
         self.balance_steps: deque[Tensor] = deque(maxlen=256)  # where several processes train
@@ -159,6 +159,11 @@ class FocusLayer(nn.Module, BaseTunerLayer):
             raise ValueError("No layer was routed: the Focus adapter is not active.")
         return self.configs[name]
 
+    @property
+    def pattern(self) -> Pattern:
+        """Window, sinks and dense start of the adapter in force."""
+        return self.routing_config.pattern
+
     def forward(self, hidden_states: Tensor, adapter_name: str) -> tuple[Tensor, Tensor]:
         """Scores of every token against every centroid, and the balance potentials.
 
@@ -199,9 +204,12 @@ class FocusLayer(nn.Module, BaseTunerLayer):
             self.configs[adapter_name].temperature,
         )
 
-    def head_view(self, head: int) -> HeadView:
+    def head_view(self, head: int, reads: Tensor) -> HeadView:
         """What observers are told in the place of this layer, for a key/value head that routes by itself."""
-        return HeadView(f"{self.name}.{head}", self.layer_idx, head)
+        config = self.routing_config
+        if config.head_pattern(self.layer_idx, head).attend != "groups":
+            reads = torch.zeros_like(reads)
+        return HeadView(f"{self.name}.{head}", self.layer_idx, head, config, reads)
 
     def _check_finite(self, adapter_name: str) -> None:
         """Once per adapter: damaged or missing tensors must not quietly route at random."""
@@ -227,6 +235,27 @@ class FocusLayer(nn.Module, BaseTunerLayer):
         return ", ".join(
             f"{name}: K={c.num_groups}, top_k={c.top_k}, window={c.local_window}" for name, c in self.configs.items()
         )
+
+
+#: What routes tokens: a layer for all of its heads, or one head for itself.
+Router = FocusLayer | HeadView
+
+
+def final_scores(router: Router, scores: Tensor) -> Tensor:
+    """The scores by which a token's groups are chosen, made of those that `observe_routing` gives.
+
+    Args:
+        router: whose they are. Scores of a head hold its balance potentials, those of a layer do not.
+        scores: float32 ``(..., K)``.
+    """
+    if isinstance(router, HeadView):
+        return scores
+    return scores + router.focus_balance[str(router.routing_adapter)].detach().float().to(scores.device)
+
+
+def groups_read(router: Router, memberships: Tensor) -> Tensor:
+    """The groups whose keys tokens attend to: a layer's are those they belong to, bool ``(B, T, K)``."""
+    return router.reads if isinstance(router, HeadView) else memberships
 
 
 def focus_layers(model: nn.Module) -> list[FocusLayer]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -88,7 +88,7 @@ def _hard_routing(
         cache_layer=None if _shares_keys(router) else layer,
         in_stores=in_stores,
         owner=adapter_name,
-        attention_observer=None if (observer := router.attention_observer) is None else partial(observer, router),
+        attention_observer=_attention_observer(router, None),
     )
 
 
@@ -119,7 +119,7 @@ def _routing_by_class(
         owner=adapter_name,
         classes=classes,
         reads=reads,
-        attention_observer=None if (observer := router.attention_observer) is None else partial(observer, router),
+        attention_observer=_attention_observer(router, reads),
     )
 
 
@@ -137,11 +137,30 @@ def _columns(router: FocusLayer, adapter_name: str, hidden_states: Tensor) -> tu
     by_head = router.head_scores(hidden_states, adapter_name)
     if by_head is None:
         return nothing, nothing
-    memberships = by_head.memberships()
+    memberships, reads = by_head.memberships(), by_head.reads(top_ks_by_head(config, router.layer_idx))
     if router.observer is not None:
         for place, head in enumerate(config.heads_with_groups(router.layer_idx)):
-            router.observer(router.head_view(head), by_head.keys[:, :, place], memberships[:, :, place])
-    return memberships.flatten(-2), by_head.reads(top_ks_by_head(config, router.layer_idx)).flatten(-2)
+            view = router.head_view(head, reads[:, :, place])
+            router.observer(view, by_head.keys[:, :, place], memberships[:, :, place])
+    return memberships.flatten(-2), reads.flatten(-2)
+
+
+def _attention_observer(router: FocusLayer, reads: Tensor | None) -> Callable[..., None] | None:
+    """Who is told of an attention call: by head, where each routes by itself."""
+    observer = router.attention_observer
+    if observer is None or reads is None:
+        return None if observer is None else partial(observer, router)
+    width = router.routing_config.num_groups
+    heads = router.routing_config.heads_with_groups(router.layer_idx)
+
+    def tell(query: Tensor, key: Tensor, scale: float, memberships: Tensor) -> None:
+        repeat = query.shape[1] // key.shape[1]
+        for place, head in enumerate(heads):
+            own = slice(place * width, (place + 1) * width)
+            queries, keys = query[:, head * repeat : (head + 1) * repeat], key[:, head : head + 1]
+            observer(router.head_view(head, reads[..., own]), queries, keys, scale, memberships[..., own])
+
+    return tell
 
 
 def _tell_pairs(

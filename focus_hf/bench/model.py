@@ -76,7 +76,8 @@ def bench_model(
 def _load(setting: Setting, base: str | None, adapter: str) -> Any:
     model, _, _ = load_adapted(adapter, base=base, device=setting.device)
     check_positions(model, [setting.length + 16])
-    set_routing(model, top_k=setting.top_k)
+    if setting.top_k != focus_layers(model)[0].routing_config.top_k:  # else heads keep theirs
+        set_routing(model, top_k=setting.top_k)
     return model.to(setting.torch_dtype)
 
 

@@ -18,7 +18,10 @@ MODES = ("dense", "local", "soft", "hard")
 
 @dataclass(frozen=True)
 class Mode:
-    """One of `MODES`; ``top_k`` is for ``"hard"``."""
+    """One of `MODES`; ``top_k`` is for ``"hard"``.
+
+    At the adapter's own ``top_k`` heads that have a ``top_k`` of their own keep it; at another one all take that.
+    """
 
     name: str
     top_k: int | None = None
@@ -45,20 +48,21 @@ def list_modes(names: Iterable[str], top_ks: Iterable[int]) -> list[Mode]:
 def attending(model: nn.Module, mode: Mode) -> Iterator[None]:
     """Within the block the model is in eval mode and attends in this mode; afterwards as before."""
     layers = focus_layers(model)
-    top_ks = {id(config): (config, config.top_k) for layer in layers for config in layer.configs.values()}
+    configs = {id(config): config for layer in layers for config in layer.configs.values()}.values()
+    before = [(config, config.top_k, config.head_patterns) for config in configs]
     with in_evaluation(model):
         try:
             if mode.name == "dense":
                 with adapters_off(layers):
                     yield
             else:
-                if mode.top_k is not None:
+                if mode.top_k not in (None, focus_layers(model)[0].routing_config.top_k):
                     set_routing(model, top_k=mode.top_k)
                 with routing_mode(model, mode.name):
                     yield
         finally:
-            for config, top_k in top_ks.values():
-                config.top_k = top_k
+            for config, top_k, head_patterns in before:
+                config.top_k, config.head_patterns = top_k, head_patterns
 
 
 @contextmanager

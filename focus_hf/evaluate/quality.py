@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..adapter import FocusLayer, focus_layers, observe_routing
+from ..adapter import Router, focus_layers, observe_routing
 from .modes import Mode, attending, list_modes
 from .perplexity import SlidingWindows, attended_share, position_curve, token_losses
 
@@ -78,7 +78,7 @@ def measure_quality(
     """
     copies = text.copies(focus_layers(model)[0].routing_config.local_window)
     for mode in modes:
-        members: dict[FocusLayer, Tensor] = {}
+        members: dict[Router, Tensor] = {}
         with attending(model, mode):
             with observe_routing(model, _count_members(members)):
                 losses = token_losses(model, text.windows, batch_size)
@@ -101,10 +101,10 @@ def _mean(losses: Tensor) -> float | None:
     return losses.double().mean().item() if losses.numel() else None
 
 
-def _count_members(members: dict[FocusLayer, Tensor]) -> Callable[[FocusLayer, Tensor, Tensor], None]:
+def _count_members(members: dict[Router, Tensor]) -> Callable[[Router, Tensor, Tensor], None]:
     """An observer that adds up how many tokens each group of each layer holds."""
 
-    def count(layer: FocusLayer, scores: Tensor, memberships: Tensor) -> None:
+    def count(layer: Router, scores: Tensor, memberships: Tensor) -> None:
         counts = memberships.flatten(0, 1).sum(dim=0).double()
         members[layer] = members[layer] + counts if layer in members else counts
 

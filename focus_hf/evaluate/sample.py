@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ..adapter import FocusLayer, focus_layers, observe_routing, routing_mode
+from ..adapter import Router, final_scores, focus_layers, observe_routing, routing_mode
 from ..records.sample import TokenSample
 from .modes import device_of, in_evaluation
 
@@ -25,9 +25,8 @@ def take_sample(model: nn.Module, ids: Tensor, weights_sha256: str = "") -> Toke
     ids = ids[:LENGTH]
     groups: dict[str, list[int]] = {}
 
-    def keep(layer: FocusLayer, scores: Tensor, memberships: Tensor) -> None:
-        balance = layer.focus_balance[str(layer.routing_adapter)].detach().float()
-        groups[layer.name] = (scores[0] + balance.to(scores.device)).argmax(dim=-1).tolist()
+    def keep(router: Router, scores: Tensor, memberships: Tensor) -> None:
+        groups[router.name] = final_scores(router, scores[0]).argmax(dim=-1).tolist()
 
     with in_evaluation(model), routing_mode(model, "hard"), observe_routing(model, keep):
         model(input_ids=ids[None].to(device_of(model)), use_cache=False)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..adapter import FocusLayer, focus_layers, observe_routing
+from ..adapter import HeadView, Router, final_scores, observe_routing
 from ..evaluate.modes import Mode, attending, device_of
 
 #: Bins of the confidence and of the position histograms.
@@ -38,11 +38,12 @@ class Window:
 
 
 class LayerCounts:
-    """What one layer's groups hold."""
+    """What the groups of one layer, or of one head that routes by itself, hold."""
 
-    def __init__(self, name: str, num_groups: int, vocabulary: int) -> None:
-        self.name, self.num_groups = name, num_groups
-        self.by_token = np.zeros((vocabulary, num_groups), dtype=np.int64)
+    def __init__(self, router: Router, num_groups: int, vocabulary: int) -> None:
+        self.name, self.num_groups = router.name, num_groups
+        self.head = router.head if isinstance(router, HeadView) else None
+        self.by_token = np.zeros((vocabulary, num_groups), dtype=np.int32)  # by far the largest table
         self.confidence = np.zeros((num_groups, BINS), dtype=np.int64)
         self.confidence_sum = np.zeros(num_groups)
         self.position = np.zeros((num_groups, BINS), dtype=np.int64)
@@ -53,7 +54,7 @@ class LayerCounts:
     @property
     def sizes(self) -> np.ndarray:
         """Tokens in each group, by their first group."""
-        return self.by_token.sum(axis=0)
+        return self.by_token.sum(axis=0, dtype=np.int64)
 
 
 @dataclass
@@ -91,16 +92,14 @@ def collect(
         tick: called with the tokens of each window that has been read.
     """
     vocabulary = int(model.get_input_embeddings().weight.shape[0])  # type: ignore[operator]
-    routers = focus_layers(model)
-    num_groups = routers[0].routing_config.num_groups
-    counts = {router: LayerCounts(router.name, num_groups, vocabulary) for router in routers}
-    seen: dict[FocusLayer, tuple[np.ndarray, np.ndarray]] = {}
+    counts: dict[Router, LayerCounts] = {}
+    seen: dict[Router, tuple[np.ndarray, np.ndarray]] = {}
 
-    def look(layer: FocusLayer, scores: Tensor, memberships: Tensor) -> None:
-        balance = layer.focus_balance[str(layer.routing_adapter)].float()
-        probabilities = torch.softmax(scores[0] + balance, dim=-1)
-        confidence, group = probabilities.max(dim=-1)
-        seen[layer] = group.cpu().numpy(), confidence.cpu().numpy()
+    def look(router: Router, scores: Tensor, memberships: Tensor) -> None:
+        if router not in counts:
+            counts[router] = LayerCounts(router, scores.shape[-1], vocabulary)
+        confidence, group = torch.softmax(final_scores(router, scores[0]), dim=-1).max(dim=-1)
+        seen[router] = group.cpu().numpy(), confidence.cpu().numpy()
 
     ids_kept: list[np.ndarray] = []
     lengths: list[int] = []
@@ -113,9 +112,9 @@ def collect(
             if keep:
                 ids_kept.append(window.ids.numpy())
                 lengths.append(len(window.ids))
-            for router in routers:
-                _add(counts[router], window, *seen[router], number, keep, categories or {})
-            for one, following in itertools.pairwise(routers):
+            for router, found in seen.items():
+                _add(counts[router], window, *found, number, keep, categories or {})
+            for one, following in itertools.pairwise(seen):
                 np.add.at(counts[one].to_next, (seen[one][0], seen[following][0]), 1)
             for kind, table in gold_by_token.items():
                 known = window.gold[kind] >= 0
@@ -124,6 +123,8 @@ def collect(
             tick(len(window.ids))
     if not total:
         raise ValueError("There is no text to look at.")
+    if not counts:
+        raise ValueError("No head of this adapter attends by groups, so there are none to look at.")
     return Collected(list(counts.values()), np.concatenate(ids_kept), lengths, total, gold_by_token)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..adapter import FocusLayer, observe_attention, observe_routing
+from ..adapter import HeadView, Router, final_scores, groups_read, observe_attention, observe_routing
 from ..attention import Pattern, WhoAttends, attended_pairs
 from ..evaluate.modes import Mode, attending, device_of
 from .collect import Window
@@ -27,7 +27,8 @@ class DistantPair:
         window: which window.
         query, key: places in it.
         group: the shared group.
-        affinity: ``g_i . g_j`` of the two tokens' group probabilities, 0 to 1: how sure it is that they share one.
+        affinity: ``g_i . g_j`` of the two tokens' group probabilities, 0 to 1: how sure it is that they share one; of
+            a head that routes by itself, the probability that the key is in a group which the query reads.
     """
 
     weight: float
@@ -46,11 +47,13 @@ class DistantAttention:
         share: for each group, the share of its tokens' attention that goes to distant tokens.
         distance: for each group, the mean distance of that attention, in tokens; 0 if there is none.
         pairs: those with the largest weight times affinity, at most one for each query.
+        overall: share of all tokens' attention that goes to distant tokens.
     """
 
     share: list[float]
     distance: list[float]
     pairs: list[DistantPair]
+    overall: float = 0.0
 
 
 def distant_attention(model: nn.Module, windows: Sequence[Window]) -> dict[str, DistantAttention]:
@@ -67,30 +70,29 @@ def distant_attention(model: nn.Module, windows: Sequence[Window]) -> dict[str, 
     """
     sums: dict[str, np.ndarray] = {}  # rows: weight, distant weight, distant weight times distance; columns: groups
     best: dict[str, list[tuple[float, DistantPair]]] = {}
-    probabilities: dict[FocusLayer, Tensor] = {}
+    probabilities: dict[Router, Tensor] = {}
     number = 0
 
-    def note(layer: FocusLayer, scores: Tensor, memberships: Tensor) -> None:
-        balance = layer.focus_balance[str(layer.routing_adapter)].float()
-        probabilities[layer] = torch.softmax(scores[0] + balance, dim=-1)
+    def note(router: Router, scores: Tensor, memberships: Tensor) -> None:
+        probabilities[router] = torch.softmax(final_scores(router, scores[0]), dim=-1)
 
-    def look(layer: FocusLayer, query: Tensor, key: Tensor, scale: float, memberships: Tensor) -> None:
-        config = layer.routing_config
-        pattern = config.pattern
-        weights = _weights(query[0], key[0], scale, pattern, memberships)
+    def look(router: Router, query: Tensor, key: Tensor, scale: float, memberships: Tensor) -> None:
+        pattern, reads = router.pattern, groups_read(router, memberships)
+        weights = _weights(query[0], key[0], scale, pattern, memberships, reads)
         positions = torch.arange(query.shape[2], device=query.device)
         gap = positions[:, None] - positions[None]
-        distant = weights * ((gap > config.local_window) & (positions[None] >= config.sink_tokens))
-        group = probabilities[layer].argmax(dim=-1)  # a token's first group, as everywhere in a report
+        distant = weights * ((gap > pattern.local_window) & (positions[None] >= pattern.sink_tokens))
+        group = probabilities[router].argmax(dim=-1)  # a token's first group, as everywhere in a report
         rows = torch.stack([weights.sum(-1), distant.sum(-1), (distant * gap).sum(-1)])
         members = torch.nn.functional.one_hot(group, memberships.shape[-1]).to(rows.dtype)
-        sums[layer.name] = sums.get(layer.name, 0) + (rows @ members).cpu().numpy()
-        affinity = probabilities[layer] @ probabilities[layer].T
+        sums[router.name] = sums.get(router.name, 0) + (rows @ members).cpu().numpy()
+        asked = reads[0].float() if isinstance(router, HeadView) else probabilities[router]
+        affinity = asked @ probabilities[router].T
         rank, keys = (distant * affinity).max(dim=-1)
-        kept = best.setdefault(layer.name, [])
+        kept = best.setdefault(router.name, [])
         for place in rank.topk(min(PAIRS, len(rank))).indices.tolist():
             other = int(keys[place])
-            shared = memberships[0, place] & memberships[0, other]
+            shared = reads[0, place] & memberships[0, other]
             if bool(shared.any()):
                 weight, near = float(distant[place, other]), float(affinity[place, other])
                 pair = DistantPair(weight, number, place, other, int(shared.float().argmax()), near)
@@ -111,15 +113,16 @@ def distant_attention(model: nn.Module, windows: Sequence[Window]) -> dict[str, 
             share=(table[1] / np.maximum(table[0], 1e-12)).tolist(),
             distance=np.where(table[1] > 0, table[2] / np.maximum(table[1], 1e-12), 0.0).tolist(),
             pairs=[pair for _, pair in best[name]],
+            overall=float(table[1].sum() / max(table[0].sum(), 1e-12)),
         )
         for name, table in sums.items()
     }
 
 
-def _weights(query: Tensor, key: Tensor, scale: float, pattern: Pattern, memberships: Tensor) -> Tensor:
+def _weights(query: Tensor, key: Tensor, scale: float, pattern: Pattern, memberships: Tensor, reads: Tensor) -> Tensor:
     """Attention weights ``(T, T)``, mean over heads."""
     positions = torch.arange(query.shape[1], device=query.device)[None]
-    allowed = attended_pairs(WhoAttends(pattern, positions, memberships))[0, 0]
+    allowed = attended_pairs(WhoAttends(pattern, positions, memberships, reads=reads))[0, 0]
     heads = query.shape[0] // key.shape[0]
     total = query.new_zeros(allowed.shape, dtype=torch.float32)
     for head in range(query.shape[0]):

@@ -45,7 +45,7 @@ def save_plots(report: GroupReport, folder: str | os.PathLike[str]) -> list[Path
     """
     target = Path(folder)
     made = [map_figure(report, target / "groups-map.png")]
-    if len(report.layers) > 1:
+    if any(layer.flow for layer in report.layers):
         made.append(flow_figure(report, target / "groups-flow.png"))
     if any(group.upos for layer in report.layers for group in layer.groups):
         made.append(category_figure(report, target / "groups-categories.png"))
@@ -209,7 +209,8 @@ def _frequent_categories(layers: Sequence[LayerFacts]) -> list[str]:
 def short_name(layer: LayerFacts) -> str:
     """The layer's number, if its name has one."""
     numbers = [part for part in layer.name.split(".") if part.isdigit()]
-    return f"layer {numbers[0]}" if numbers else layer.name[-16:]
+    short = f"layer {numbers[0]}" if numbers else layer.name[-16:]
+    return short if layer.head is None else f"{short}, head {layer.head}"
 
 
 def _pyplot() -> Any:

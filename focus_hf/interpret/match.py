@@ -89,6 +89,8 @@ def match_adapters(
 ) -> list[LayerMatch]:
     """Which groups of two adapters of one base model hold the same tokens, layer by layer.
 
+    Where heads have groups of their own, the heads that both adapters have are compared.
+
     Args:
         first, second: the base model with either adapter.
         tokenizer: of the base model.
@@ -100,12 +102,16 @@ def match_adapters(
     """
     found: list[Collected] = [collect(model, text_windows(tokenizer, texts, window)) for model in (first, second)]
     names = [[layer.name.removeprefix("base_model.model.") for layer in one.layers] for one in found]
-    if names[0] != names[1]:
+    by_head = all(layer.head is not None for one in found for layer in one.layers)
+    both = [name for name in names[0] if name in names[1]]
+    if not both or (names[0] != names[1] and not by_head):
         raise ValueError(
             f"The adapters route different layers ({len(names[0])} and {len(names[1])}): compare by hand."
         )
+    by_name = [dict(zip(own, one.layers, strict=True)) for own, one in zip(names, found, strict=True)]
     layers = []
-    for name, one, two in zip(names[0], found[0].layers, found[1].layers, strict=True):
+    for name in both:
+        one, two = by_name[0][name], by_name[1][name]
         groups, others = np.concatenate(one.sample), np.concatenate(two.sample)
         layers.append(LayerMatch(name, one.num_groups, match_groups(groups, others, one.num_groups, two.num_groups)))
     return layers

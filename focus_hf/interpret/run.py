@@ -27,6 +27,9 @@ CONTEXT = 4
 #: From this many groups in all layers on, less is shown of each, so that a report stays below a megabyte.
 MANY_GROUPS = 250
 
+#: Heads that a report describes where each has groups of its own: those with most of their attention far away.
+MOST_HEADS = 24
+
 #: A token counts as lifted or split from so many occurrences on.
 LEAST = 5
 
@@ -89,6 +92,7 @@ def group_report(
     facts = {"name": name, "revision": revision, "tokens": found.tokens, "window": window}
     if gold is not None:
         facts |= {"words": gold.words, "skipped": len(gold.skipped), "first_skipped": gold.skipped[:5]}
+    heads_left_out = _keep_furthest(found, weighed)
     layers = [
         _layer(layer, found, words, gold, weighed.get(layer.name), longest, seed + number)
         for number, layer in enumerate(found.layers)
@@ -103,7 +107,19 @@ def group_report(
         base_model=config.base_model_name_or_path,
         seed=seed,
         measured_with=measured_with(),
+        heads_left_out=heads_left_out,
     )
+
+
+def _keep_furthest(found: Collected, weighed: dict[str, DistantAttention]) -> int:
+    """Keep as many heads as a report describes, in their order, and say how many are left out."""
+    if found.layers[0].head is None or len(found.layers) <= MOST_HEADS:
+        return 0
+    far = {layer.name: weighed[layer.name].overall if layer.name in weighed else 0.0 for layer in found.layers}
+    kept = set(sorted(far, key=lambda name: -far[name])[:MOST_HEADS])
+    left_out = len(found.layers) - len(kept)
+    found.layers = [layer for layer in found.layers if layer.name in kept]
+    return left_out
 
 
 def _keep_longest(windows: Iterable[Window], longest: list[Window]) -> Iterator[Window]:
@@ -134,7 +150,7 @@ class _Words:
     """Texts of the tokens that occur, and how often each does."""
 
     def __init__(self, tokenizer: Any, found: Collected) -> None:
-        self.counts = found.layers[0].by_token.sum(axis=1)
+        self.counts = found.layers[0].by_token.sum(axis=1, dtype=np.int64)
         self.seen = self.counts.nonzero()[0]
         self.texts = token_texts(tokenizer, self.seen)
         raw = raw_tokens(tokenizer, self.seen)
@@ -208,10 +224,11 @@ def _layer(
         groups=groups,
         contextual=contextual_share(layer.by_token),
         agreement=_rounded(agreements),
-        flow=layer.to_next.tolist(),
+        flow=layer.to_next.tolist() if layer.head is None else [],
         split=_split_tokens(layer, found, words, sample, generator, detail.split),
         pairs=_rounded(pairs),
         strip=sample[:STRIP].tolist(),
+        head=layer.head,
     )
 
 

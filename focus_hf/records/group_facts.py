@@ -55,10 +55,10 @@ class GroupFacts:
 
 @dataclass
 class LayerFacts:
-    """One layer.
+    """One layer, or one key/value head that routes by itself.
 
     Args:
-        name: of the attention module.
+        name: of the attention module; of a head with its number behind it.
         groups: in order.
         contextual: share of tokens that are in another group than most of their kind; 0 is a lookup by token.
         agreement: for each kind of gold category, see `focus_hf.interpret.agreement.Agreement`: ``groups`` and the
@@ -69,6 +69,7 @@ class LayerFacts:
             mean over heads), ``affinity`` (``g_i . g_j``), ``distance``,
             ``group``, ``query`` and ``key`` (each ``before``, ``token``, ``after``).
         strip: groups of the report's first tokens.
+        head: which key/value head; ``None`` where the layer's heads share their groups.
     """
 
     name: str
@@ -79,6 +80,12 @@ class LayerFacts:
     split: list[dict[str, Any]] = field(default_factory=list)
     pairs: list[dict[str, Any]] = field(default_factory=list)
     strip: list[int] = field(default_factory=list)
+    head: int | None = None
+
+    @property
+    def title(self) -> str:
+        """For people."""
+        return self.name if self.head is None else f"{self.name.removesuffix(f'.{self.head}')}, head {self.head}"
 
     @property
     def largest(self) -> float:

@@ -9,22 +9,27 @@ from ..escape import escape
 from .group_facts import GroupFacts, LayerFacts
 
 
-def render(text: dict[str, Any], layers: Sequence[LayerFacts]) -> str:
+def render(text: dict[str, Any], layers: Sequence[LayerFacts], heads_left_out: int = 0) -> str:
     """Tables of layers and groups; the groups of each layer are folded away.
 
     Args:
         text: what was read, see `GroupReport`.
         layers: in order.
+        heads_left_out: heads with groups that are not among them.
     """
     name = escape(text.get("name") or "a text")
     lines = [f"Groups on {name} ({int(text['tokens']):,} tokens, windows of {int(text['window']):,})."]
     if text.get("skipped"):
         lines[0] += f" {int(text['skipped']):,} sentences could not be read and are left out."
+    if heads_left_out:
+        lines[0] += (
+            f" Of {len(layers) + heads_left_out} heads with groups, the {len(layers)} that attend furthest away."
+        )
     lines += ["", *_layers(layers), ""]
     for number, layer in enumerate(layers):
         lines += [
             "<details>",
-            f"<summary>{escape(layer.name)}: {_summary(layer)}</summary>",
+            f"<summary>{escape(layer.title)}: {_summary(layer)}</summary>",
             "",
             *_groups(layer),
             "",
@@ -48,7 +53,7 @@ def _layers(layers: Sequence[LayerFacts]) -> list[str]:
         head += ["NMI with parts of speech", "random groups", "lookup by token", "AMI"]
     lines = [_row(head), "|---|" + "---:|" * (len(head) - 1)]
     for layer in layers:
-        cells = [escape(layer.name), f"{100 * layer.largest:.1f} %", f"{100 * layer.contextual:.0f} %"]
+        cells = [escape(layer.title), f"{100 * layer.largest:.1f} %", f"{100 * layer.contextual:.0f} %"]
         if has_gold:
             found = layer.agreement["upos"]
             cells += [f"**{float(found['groups']['nmi']):.3f}**"]

@@ -15,7 +15,7 @@ from .group_facts import GroupFacts, LayerFacts
 from .group_markdown import render
 from .typed import check_types
 
-SCHEMA = 1
+SCHEMA = 2
 
 
 @dataclass
@@ -26,12 +26,13 @@ class GroupReport:
         num_groups, top_k: of the adapter.
         text: what was read: ``name``, ``revision``, ``tokens``, ``window``, and of a treebank ``words`` and
             ``skipped``.
-        layers: in order.
+        layers: in order; for an adapter with ``routing="per_head"`` its heads with groups.
         strip: the text's first tokens, whose groups each layer gives.
         base_model: of the adapter.
         seed: of everything drawn.
         measured_with: versions, machine, date.
         weights_sha256: of the adapter.
+        heads_left_out: heads with groups that are not in the report, see `focus_hf.interpret.run.MOST_HEADS`.
         schema: version of this format.
 
     Raises:
@@ -47,6 +48,7 @@ class GroupReport:
     seed: int = 0
     measured_with: dict[str, str] = field(default_factory=dict)
     weights_sha256: str = ""
+    heads_left_out: int = 0
     schema: int = SCHEMA
 
     def __post_init__(self) -> None:
@@ -103,4 +105,4 @@ class GroupReport:
 
     def to_markdown(self) -> str:
         """The report as Markdown for a card; everything from outside is escaped."""
-        return render(self.text, self.layers)
+        return render(self.text, self.layers, self.heads_left_out)

@@ -19,7 +19,7 @@ class TokenSample:
 
     Args:
         ids: token ids.
-        groups: for each attention module its tokens' groups.
+        groups: for each attention module (or head of one, where heads route by themselves) its tokens' groups.
         top_k: of the adapter when it was recorded.
         weights_sha256: of the adapter.
         schema: version of the file's format.

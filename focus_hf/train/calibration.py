@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from .. import ranks, routing
-from ..adapter import FocusLayer, focus_layers, observe_routing, routing_mode
+from ..adapter import FocusLayer, Router, focus_layers, observe_routing, routing_mode
 
 
 @torch.no_grad()
@@ -30,8 +31,13 @@ def calibrate(model: nn.Module, batches: Iterable[Tensor], rounds: int = 3) -> d
         ``1 / K`` is perfect balance.
 
     Raises:
-        ValueError: there are no batches.
+        ValueError: there are no batches, or the heads have groups of their own.
     """
+    if focus_layers(model)[0].routing_config.routing == "per_head":
+        raise ValueError(
+            'calibrate() balances groups that all heads of a layer share. With routing="per_head" each head\'s groups '
+            "are balanced when the adapter is fitted: fit it again on text of the domain."
+        )
     batches = list(batches)
     if not batches:
         raise ValueError("calibrate() needs at least one batch of token ids, got none.")
@@ -59,13 +65,15 @@ def _scale(model: nn.Module, batches: list[Tensor]) -> None:
 
 @torch.no_grad()
 def largest_groups(model: nn.Module, batches: Iterable[Tensor]) -> dict[str, float]:
-    """Share of memberships held by the largest group of every routed layer, by layer name."""
-    shares = {}
-    for layer, scores in _collect_scores(model, list(batches)).items():
-        balance = ranks.whole(layer.focus_balance[str(layer.routing_adapter)]).float()
-        memberships = routing.hard_memberships(scores, balance, layer.routing_config.top_k)
-        shares[layer.name] = float(routing.group_shares(memberships).max())
-    return shares
+    """Share of memberships held by the largest group of every layer (or head that routes by itself), by name."""
+    counts: dict[Router, Tensor] = {}
+
+    def count(router: Router, scores: Tensor, memberships: Tensor) -> None:
+        members = memberships.flatten(0, 1).sum(dim=0).double()
+        counts[router] = counts[router] + members if router in counts else members
+
+    _read(model, list(batches), count)
+    return {router.name: float((members / members.sum()).max()) for router, members in counts.items()}
 
 
 def _collect_scores(model: nn.Module, batches: list[Tensor]) -> dict[FocusLayer, Tensor]:
@@ -75,13 +83,18 @@ def _collect_scores(model: nn.Module, batches: list[Tensor]) -> dict[FocusLayer,
     def keep(layer: FocusLayer, scores: Tensor, memberships: Tensor) -> None:
         collected[layer].append(scores.flatten(0, 1))
 
+    _read(model, batches, keep)
+    return {layer: torch.cat(parts) for layer, parts in collected.items()}
+
+
+def _read(model: nn.Module, batches: list[Tensor], observer: Callable[[Any, Tensor, Tensor], None]) -> None:
+    """Run the model in hard mode."""
     was_training = model.training
     device = next(focus_layers(model)[0].parameters()).device
     model.eval()
     try:
-        with routing_mode(model, "hard"), observe_routing(model, keep):
+        with routing_mode(model, "hard"), observe_routing(model, observer):
             for input_ids in batches:
                 model(input_ids=input_ids.to(device), use_cache=False)
     finally:
         model.train(was_training)
-    return {layer: torch.cat(parts) for layer, parts in collected.items()}

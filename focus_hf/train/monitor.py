@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from .. import ranks, routing
-from ..adapter import FocusLayer, PairCount, focus_layers, observe_pairs, observe_routing, routing_mode
+from ..adapter import PairCount, Router, focus_layers, observe_pairs, observe_routing, routing_mode
 from ..adapter.balance import agree_on_balance
 from ..attention import HARD_GATE
 
@@ -144,7 +144,7 @@ class RoutingMonitor(TrainerCallback):
 
     # -- figures ---------------------------------------------------------------------------------------------------
 
-    def _observe(self, layer: FocusLayer, scores: Tensor, memberships: Tensor) -> None:
+    def _observe(self, layer: Router, scores: Tensor, memberships: Tensor) -> None:
         config = layer.routing_config
         sharpened = scores * routing.sharpening(scores, config.training_sharpness)
         assignments, _ = routing.sinkhorn(sharpened, config.sinkhorn_iterations)
