@@ -84,6 +84,36 @@ class FocusSettings:
             own.get("attend", "groups"), own.get("local_window", self.local_window), own.get("top_k", self.top_k)
         )
 
+    def patterns_in_force(self) -> list[HeadPattern]:
+        """How each key/value head of each routed layer attends; empty before an adapter is on a model."""
+        return [
+            self.head_pattern(layer, head) for layer in self.layers or () for head in range(self.key_value_heads or 0)
+        ]
+
+    @property
+    def heads_by_reach(self) -> dict[str, int]:
+        """How many key/value heads attend by groups, to a window and sinks alone, and to everything."""
+        patterns = self.patterns_in_force()
+        return {reach: sum(pattern.attend == reach for pattern in patterns) for reach in REACHES}
+
+    @property
+    def top_ks(self) -> list[int]:
+        """The numbers of groups that are in force, ascending: of heads that attend by groups."""
+        own = [] if self.plain else [how.top_k for how in self.patterns_in_force() if how.attend == "groups"]
+        return sorted(set(own)) or [self.top_k]
+
+    @property
+    def dense_length(self) -> int:
+        """Contexts of at most this many tokens are the base model's own attention in all heads."""
+        own = [] if self.plain else [how for how in self.patterns_in_force() if how.attend != "everything"]
+        window = min((how.local_window for how in own), default=self.local_window)
+        return max(window + 1, self.dense_below)
+
+    @property
+    def has_soft_attention(self) -> bool:
+        """Whether training computed another function than inference does: soft gates, for heads that attend alike."""
+        return self.gate != "hard" and self.plain
+
     def heads_with_groups(self, layer: int) -> tuple[int, ...]:
         """The key/value heads of a layer that attend by groups under some budget: those that have centroids of their
         own with ``routing="per_head"``."""

@@ -94,10 +94,14 @@ def _set_top_k(layers: list[FocusLayer], top_k: int) -> None:
 
 def _set_budget(layers: list[FocusLayer], pairs: float | str) -> None:
     configs = _active_configs(layers)
+    try:
+        wanted = float(pairs)
+    except (TypeError, ValueError):
+        raise ValueError(f"pairs must be a share of pairs such as 0.25, got {pairs!r}.") from None
     chosen = []
     for config in configs:
         shares = sorted(config.budgets or {}, key=float)
-        share = next((share for share in shares if math.isclose(float(share), float(pairs))), None)
+        share = next((share for share in shares if math.isclose(float(share), wanted)), None)
         if share is None:
             known = ", ".join(shares) or "none: it has one pattern for all lengths"
             raise ValueError(f"pairs must be one of this adapter's budgets ({known}), got {pairs!r}.")

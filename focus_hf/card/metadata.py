@@ -40,6 +40,8 @@ def make_metadata(
     focus: dict[str, Any] = {
         name: getattr(config, name) for name in ("num_groups", "top_k", "local_window", "sink_tokens")
     }
+    if not config.plain:
+        focus |= {"routing": config.routing, "heads": config.heads_by_reach}
     made: dict[str, Any] = {
         "base_model": base,
         "base_model_relation": "adapter",

@@ -125,4 +125,6 @@ def _line(name: str, value: Any) -> str:
         return f"{100 * value:.1f} %"
     if isinstance(value, dict):
         return ", ".join(f"{key} {item}" for key, item in value.items())
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
     return f"{value:,}" if isinstance(value, int) and value >= 10_000 else str(value)

@@ -11,7 +11,6 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..adapter import FocusConfig, focus_layers
-from ..attention import HARD_GATE
 from ..machine import measured_with
 from ..records import Evaluation, Results
 from ..texts import Texts
@@ -95,11 +94,10 @@ def evaluate(
         ValueError: a text is too short, or longer than the model's positions allow.
     """
     config = active_config(model)
-    if config.gate == HARD_GATE and "soft" in plan.modes:
-        warnings.warn(
-            'This adapter was trained through hard attention (gate="hard"), so there is no soft attention to measure.',
-            stacklevel=2,
-        )
+    if "soft" in plan.modes and not config.has_soft_attention:
+        trained = 'was trained through hard attention (gate="hard")'
+        why = trained if config.plain else "has heads that attend in different ways"
+        warnings.warn(f"This adapter {why}, so there is no soft attention to measure.", stacklevel=2)
     modes = modes_of(model, plan)
     check_positions(model, (*plan.seq_lens, *plan.retrieval))
     cut = [(text, length, _cut(text, length, plan)) for text in texts for length in plan.seq_lens]
@@ -134,7 +132,7 @@ def count_ticks(model: nn.Module, texts: int, plan: EvaluationPlan) -> int:
 
 
 def modes_of(model: nn.Module, plan: EvaluationPlan) -> list[Mode]:
-    """Those asked for that this adapter has: one trained through hard attention has no soft attention.
+    """Those asked for that this adapter has: see `FocusConfig.has_soft_attention`.
 
     Raises:
         ValueError: a mode is unknown, or ``top_k`` more than the adapter's groups.
@@ -144,7 +142,7 @@ def modes_of(model: nn.Module, plan: EvaluationPlan) -> list[Mode]:
     for mode in modes:
         if mode.top_k is not None and not 1 <= mode.top_k <= config.num_groups:
             raise ValueError(f"top_k must be from 1 to num_groups ({config.num_groups}), got {mode.top_k}.")
-    return [mode for mode in modes if mode.name != "soft" or config.gate != HARD_GATE]
+    return [mode for mode in modes if mode.name != "soft" or config.has_soft_attention]
 
 
 def active_config(model: nn.Module) -> FocusConfig:

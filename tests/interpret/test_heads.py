@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import focus_hf
 from focus_hf import FocusConfig, GroupReport, group_report
 from focus_hf.adapter import HeadView, focus_layers, observe_attention, observe_routing
+from focus_hf.escape import escape
 from focus_hf.evaluate.modes import Mode, attending
 from focus_hf.evaluate.sample import take_sample
 from focus_hf.interpret import run as interpret_run
@@ -73,7 +74,7 @@ def test_a_report_has_an_entry_for_each_head_with_groups(parts: Any, tiny: Any, 
         assert [group.share for group in layer.groups] == pytest.approx(shares.tolist(), abs=1e-4)
         assert layer.pairs and not layer.flow
     last = report.layers[-1]
-    assert f"self_attn, head {last.head}" in report.to_markdown()
+    assert last.title.endswith(f"self_attn, head {last.head}") and escape(last.title) in report.to_markdown()
     report.to_json(tmp_path / "groups.json")
     assert GroupReport.from_json(tmp_path / "groups.json") == report
     assert {path.name for path in save_plots(report, tmp_path)} == {"groups-map.png", "groups-strip.png"}
