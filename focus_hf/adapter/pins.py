@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import warnings
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.utils import HFValidationError
 from torch import nn
 
+from ..commits import is_commit
 from .config import FocusConfig
 
 
@@ -21,7 +21,7 @@ def warn_if_other_base(config: FocusConfig, model: nn.Module) -> None:
     there, that is what was loaded. Models from folders or other caches are not judged.
     """
     name, pinned = getattr(model, "name_or_path", ""), config.revision
-    if not name or os.path.isdir(name) or pinned is None or not re.fullmatch(r"[0-9a-f]{40}", pinned):
+    if not name or os.path.isdir(name) or pinned is None or not is_commit(pinned):
         return
     try:
         current = try_to_load_from_cache(name, "config.json")
