@@ -16,15 +16,16 @@ const unpacked = new Map();
 // A layer of a side, as a promise.
 function layerOf(side, layer) {
   const key = page.sides.indexOf(side) * page.layers.length + layer;
-  if (!unpacked.has(key)) unpacked.set(key, inflate(side.layers[layer]).then((bytes) => planes(bytes, side.topK)));
+  if (!unpacked.has(key)) unpacked.set(key, inflate(side.layers[layer]).then((bytes) => planes(bytes, side.patterns[layer])));
   return unpacked.get(key);
 }
 
-function planes(bytes, topK) {
+function planes(bytes, pattern) {
   let next = 0;
   const plane = () => bytes.subarray(next * TOKENS, ++next * TOKENS);
   const several = (count) => Array.from({ length: count }, plane);
-  const groups = several(topK);
+  const groups = several(pattern.groups);
+  const reads = pattern.reads === null ? groups : several(pattern.reads); // what a token attends to
   const [confidence, near, sink, lost] = several(4);
   const targets = () => Array.from({ length: page.targets }, () => several(3));
   const far = targets();
@@ -38,7 +39,9 @@ function planes(bytes, topK) {
     first: groups[0],
     groups: (token) => groups.map((plane) => plane[token]),
     has: (token, group) => groups.some((plane) => plane[token] === group),
-    shared: (one, other) => groups.map((plane) => plane[one]).filter((g) => groups.some((plane) => plane[other] === g)),
+    window: pattern.window,
+    denseBelow: pattern.denseBelow,
+    shared: (one, other) => reads.map((plane) => plane[one]).filter((g) => groups.some((plane) => plane[other] === g)),
     second: groups[1],
     confidence: (token) => confidence[token] / 255,
     near: (token) => root(near[token]),
@@ -54,9 +57,9 @@ function reasons(side, view, i, j) {
   if (j > i || windowOf[i] !== windowOf[j]) return [];
   const start = page.starts[windowOf[i]];
   const found = [];
-  if (i - j <= side.window) found.push("local");
+  if (i - j <= view.window) found.push("local");
   if (j - start < side.sinks) found.push("sink");
-  if (i - start < side.denseBelow) found.push("dense start");
+  if (i - start < view.denseBelow) found.push("dense start");
   const shared = view.shared(i, j);
   if (shared.length) found.push(`shares group ${shared.join(" and ")}`);
   return found;

@@ -52,7 +52,7 @@ function attentionBar(token, side, view) {
   const near = view.near(token);
   const sink = view.sink(token);
   const shares = [
-    [`within ${side.window} tokens`, near, "near"],
+    [`within ${view.window} tokens`, near, "near"],
     ["sinks", sink, "sink"],
     ["shared group", Math.max(0, 1 - near - sink), "shared"],
   ].filter(([, share], place) => place === 0 || share >= 0.0005);

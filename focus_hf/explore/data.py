@@ -18,9 +18,9 @@ LONGEST_WINDOW = 65_535
 
 @dataclass
 class LayerView:
-    """One layer of one side, for all ``T`` tokens of the page.
+    """One layer of one side, or one head of it that routes by itself, for all ``T`` tokens of the page.
 
-    Attention weights are means over the heads. *Far* is further back than the local window.
+    Attention weights are means over the heads that share the groups. *Far* is further back than the local window.
 
     Args:
         groups: uint8 ``(T, k)``, the token's groups, the most probable one first.
@@ -31,6 +31,8 @@ class LayerView:
         far_weight: float32 ``(T, TARGETS)``, their weights, falling.
         lost: float32 ``(T,)``, attention that the base model pays to tokens which are not attended here.
         lost_distance, lost_weight: the same for those tokens, with the base model's weights.
+        pattern: window, sinks, dense start.
+        reads: uint8 ``(T, r)``, the groups whose keys the token attends to; ``None`` where they are its own.
         pairs: pairs attended over pairs possible.
     """
 
@@ -43,11 +45,21 @@ class LayerView:
     lost: np.ndarray
     lost_distance: np.ndarray
     lost_weight: np.ndarray
+    pattern: Pattern
+    reads: np.ndarray | None = None
     pairs: float = 0.0
 
     @classmethod
-    def empty(cls, tokens: int, top_k: int, targets: int = TARGETS) -> LayerView:
-        """All zero, to be filled window by window."""
+    def empty(
+        cls, tokens: int, top_k: int, pattern: Pattern, reads: int | None = None, targets: int = TARGETS
+    ) -> LayerView:
+        """All zero, to be filled window by window.
+
+        Args:
+            tokens, top_k, targets: ``T``, ``k``, ``TARGETS``.
+            pattern: see `LayerView`.
+            reads: ``r``.
+        """
         single = [np.zeros(tokens, dtype=np.float32) for _ in range(4)]
         distances = [np.zeros((tokens, targets), dtype=np.int32) for _ in range(2)]
         weights = [np.zeros((tokens, targets), dtype=np.float32) for _ in range(2)]
@@ -61,6 +73,8 @@ class LayerView:
             lost=single[3],
             lost_distance=distances[1],
             lost_weight=weights[1],
+            pattern=pattern,
+            reads=None if reads is None else np.zeros((tokens, reads), dtype=np.uint8),
         )
 
 
@@ -80,7 +94,7 @@ class Side:
     Args:
         name: for people.
         top_k, num_groups: groups per token and per layer.
-        pattern: window, sinks, dense start.
+        pattern: window, sinks, dense start of the adapter; heads may have their own, see `LayerView`.
         layers: in the order of `ExplorerData.layers`.
         losses: float32 ``(T,)`` in nats, of predicting each token; NaN for the first of a window.
         notes: for each layer the groups' notes; empty without a report.
@@ -113,7 +127,7 @@ class ExplorerData:
         text: name of the text.
         tokens: what each of the ``T`` tokens adds to the text; empty for one that continues a character.
         starts: where windows start. A window is read from scratch: attention does not cross.
-        layers: names of the routed attention modules.
+        layers: names of the routed attention modules; of heads that route by themselves with the head behind it.
         sides: one or two.
         dense_losses: float32 ``(T,)``, the base model's, see `Side.losses`.
         left_out: tokens of the text that are not on the page.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -37,6 +37,13 @@ class AttentionCall:
     softcap: float | None = None
     sinks: Tensor | None = None
     sliding: int | None = None
+
+    def of_head(self, head: int) -> AttentionCall:
+        """The part of one key/value head and the query heads that attend through it."""
+        repeat = self.query.shape[0] // self.key.shape[0]
+        part = slice(head * repeat, (head + 1) * repeat)
+        sinks = None if self.sinks is None else self.sinks[part]
+        return replace(self, query=self.query[part], key=self.key[head : head + 1], sinks=sinks)
 
 
 @contextmanager

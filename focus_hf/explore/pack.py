@@ -73,8 +73,19 @@ def _side(side: Side, targets: int) -> dict[str, Any]:
         "notes": [[_note(note) for note in layer] for layer in side.notes],
         "colours": side.colours,
         "overlaps": [[round(overlap, 3) for overlap in layer] for layer in side.overlaps],
+        "patterns": [_pattern(layer) for layer in side.layers],
         "pairs": [round(layer.pairs, 4) for layer in side.layers],
         "layers": [pack_layer(layer, targets) for layer in side.layers],
+    }
+
+
+def _pattern(layer: LayerView) -> dict[str, Any]:
+    """How a layer, or a head, attends, and how many planes say what groups a token is in and reads."""
+    return {
+        "window": layer.pattern.local_window,
+        "denseBelow": layer.pattern.dense_below,
+        "groups": layer.groups.shape[1],
+        "reads": None if layer.reads is None else layer.reads.shape[1],
     }
 
 
@@ -96,7 +107,8 @@ def in_script(text: str) -> str:
 def pack_layer(layer: LayerView, targets: int) -> str:
     """A layer's planes, deflated, in base64."""
     masses = (_root(mass) for mass in (layer.near, layer.sink, layer.lost))
-    planes = [*layer.groups.T, _byte(layer.confidence), *masses]
+    reads: list[np.ndarray] = [] if layer.reads is None else list(layer.reads.T)
+    planes = [*layer.groups.T, *reads, _byte(layer.confidence), *masses]
     for distance, weight in (
         (layer.far_distance, layer.far_weight),
         (layer.lost_distance, layer.lost_weight),

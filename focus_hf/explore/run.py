@@ -11,13 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..adapter import FocusConfig, FocusLayer, focus_layers, observe_routing
-from ..attention import WhoAttends, attended_pairs, count_pairs
+from ..adapter import FocusConfig, FocusLayer, Router, final_scores, focus_layers, groups_read, observe_routing
+from ..attention import WhoAttends, attended_pairs
 from ..evaluate.modes import Mode, attending, device_of
 from ..interpret import GroupReport
-from .data import LONGEST_WINDOW, TARGETS, ExplorerData, LayerView, Side
-from .notes import group_notes, match_sides, plain
+from .data import LONGEST_WINDOW, TARGETS, ExplorerData, Side
+from .notes import group_notes, match_sides
 from .observe import AttentionCall, attention_calls, mean_weights, strongest
+from .rows import row_names, rows_of
 from .text import Passage, passages
 
 #: Groups are packed as bytes.
@@ -72,7 +73,7 @@ def explore(
     length = window_length(subjects[0].model, max_tokens if window is None else window)
     windows, left_out = passages(tokenizer, texts, max_tokens, length)
     tokens = sum(len(one.ids) for one in windows)
-    names = [plain(layer.name) for layer in focus_layers(subjects[0].model)]
+    names = row_names(subjects[0].model)
     readings = [_Reading(subject, tokens) for subject in subjects]
     by_model: dict[int, list[_Reading]] = {}  # the base model is read once for both sides of one model
     for reading in readings:
@@ -117,11 +118,13 @@ def window_length(model: Any, wanted: int) -> int:
 def _check(subjects: Sequence[Subject]) -> None:
     if not 1 <= len(subjects) <= 2:
         raise ValueError(f"The page has room for one or two sides, got {len(subjects)}.")
-    layers = [[plain(layer.name) for layer in focus_layers(subject.model)] for subject in subjects]
+    layers = [row_names(subject.model) for subject in subjects]
+    if not layers[0]:
+        raise ValueError("No head of this adapter attends by groups, so there is nothing to show.")
     if layers[0] != layers[-1]:
         raise ValueError(
-            f"The adapters route different layers ({len(layers[0])} and {len(layers[-1])}), so they cannot stand "
-            "side by side. Make a page of each."
+            f"The adapters route different layers or heads ({len(layers[0])} and {len(layers[-1])}), so they cannot "
+            "stand side by side. Make a page of each."
         )
     for subject in subjects:
         groups = _config(subject.model).num_groups
@@ -143,45 +146,51 @@ class _Reading:
         self.model = subject.model
         self.top_k = config.top_k if subject.top_k is None else subject.top_k
         self.pattern = config.pattern
-        layers = focus_layers(subject.model)
-        self.views = {layer: LayerView.empty(tokens, self.top_k) for layer in layers}
-        self.counts = {layer: [0, 0] for layer in layers}
-        self.memberships: dict[FocusLayer, Tensor] = {}  # of the window that is being read, bool ``(1, T, K)``
+        self.rows = {layer: rows_of(layer) for layer in focus_layers(self.model)}
+        with attending(self.model, Mode("hard", self.top_k)):
+            self.views = {
+                row.name: row.empty_view(config, tokens, self.top_k) for rows in self.rows.values() for row in rows
+            }
+        self.counts = {name: [0, 0] for name in self.views}
+        self.who: dict[str, WhoAttends] = {}  # of the window that is being read
         self.losses = np.full(tokens, np.nan, dtype=np.float32)
 
     def read(self, passage: Passage, place: slice) -> None:
         """Read a window in hard mode."""
 
-        def note(layer: FocusLayer, scores: Tensor, memberships: Tensor) -> None:
-            self.memberships[layer] = memberships
-            scores = scores[0] + layer.focus_balance[str(layer.routing_adapter)].float()
-            order = scores.masked_fill(~memberships[0], float("-inf")).topk(self.top_k, dim=-1).indices
-            view = self.views[layer]
+        def note(router: Router, scores: Tensor, memberships: Tensor) -> None:
+            view, reads = self.views[router.name], groups_read(router, memberships)
+            scores = final_scores(router, scores[0])
+            groups = view.groups.shape[1]
+            order = scores.masked_fill(~memberships[0], float("-inf")).topk(groups, dim=-1).indices
             view.groups[place] = order.cpu().numpy()
             view.confidence[place] = scores.softmax(dim=-1).gather(-1, order[:, :1])[:, 0].cpu().numpy()
-            attended, possible = count_pairs(self.pattern, memberships)
-            self.counts[layer][0] += attended
-            self.counts[layer][1] += possible
+            if view.reads is not None:
+                view.reads[place] = reads[0].int().topk(view.reads.shape[1], dim=-1).indices.cpu().numpy()
+            length = memberships.shape[1]
+            positions = torch.arange(length, device=memberships.device)[None]
+            self.who[router.name] = WhoAttends(view.pattern, positions, memberships, reads=reads)
+            self.counts[router.name][0] += _count(self.attended(router.name), length)
+            self.counts[router.name][1] += length * (length + 1) // 2
 
-        def look(layer: FocusLayer, call: AttentionCall) -> None:
-            view = self.views[layer]
-            for start, stop, distance, weights in mean_weights(call, self.attended(layer)):
-                rows = slice(place.start + start, place.start + stop)
-                beyond = distance > self.pattern.local_window
-                keys = torch.arange(stop, device=weights.device)
-                view.near[rows] = _sum(weights * ~beyond)
-                view.sink[rows] = _sum(weights * (beyond & (keys < self.pattern.sink_tokens)))
-                back, weight = strongest(weights * beyond, distance, TARGETS)
-                view.far_distance[rows], view.far_weight[rows] = back.cpu().numpy(), weight.cpu().numpy()
+        def look(layer: FocusLayer, whole: AttentionCall) -> None:
+            for row in self.rows[layer]:
+                view, pattern = self.views[row.name], self.views[row.name].pattern
+                for start, stop, distance, weights in mean_weights(row.part(whole), self.attended(row.name)):
+                    rows = slice(place.start + start, place.start + stop)
+                    beyond = distance > pattern.local_window
+                    keys = torch.arange(stop, device=weights.device)
+                    view.near[rows] = _sum(weights * ~beyond)
+                    view.sink[rows] = _sum(weights * (beyond & (keys < pattern.sink_tokens)))
+                    back, weight = strongest(weights * beyond, distance, TARGETS)
+                    view.far_distance[rows], view.far_weight[rows] = back.cpu().numpy(), weight.cpu().numpy()
 
         with attending(self.model, Mode("hard", self.top_k)), observe_routing(self.model, note):
             self.losses[place] = _forward(self.model, passage, look)
 
-    def attended(self, layer: FocusLayer) -> Callable[[int, int], Tensor]:
+    def attended(self, name: str) -> Callable[[int, int], Tensor]:
         """By the definition: which of the first ``stop`` tokens the tokens from ``start`` on attend to."""
-        memberships = self.memberships[layer]
-        positions = torch.arange(memberships.shape[1], device=memberships.device)[None]
-        who = WhoAttends(self.pattern, positions, memberships)
+        who = self.who[name]
 
         def pairs(start: int, stop: int) -> Tensor:
             return attended_pairs(who, slice(start, stop), slice(stop))[0, 0]
@@ -189,26 +198,32 @@ class _Reading:
         return pairs
 
     def side(self, subject: Subject, names: Sequence[str]) -> Side:
-        for layer, view in self.views.items():
-            attended, possible = self.counts[layer]
+        for name, view in self.views.items():
+            attended, possible = self.counts[name]
             view.pairs = attended / max(possible, 1)
         groups = _config(self.model).num_groups
         notes = [] if subject.report is None else group_notes(subject.report, names, groups, subject.name)
         return Side(subject.name, self.top_k, groups, self.pattern, list(self.views.values()), self.losses, notes)
 
 
+def _count(attended: Callable[[int, int], Tensor], length: int, chunk: int = 1024) -> int:
+    starts = range(0, length, chunk)
+    return sum(int(attended(start, min(start + chunk, length)).sum()) for start in starts)
+
+
 def _read_dense(readings: Sequence[_Reading], passage: Passage, place: slice) -> np.ndarray:
     """Read a window as the base model does, and note what it attends to that each side does not."""
 
     def look(layer: FocusLayer, call: AttentionCall) -> None:
-        for start, stop, distance, weights in mean_weights(call, _causal(call)):
-            rows = slice(place.start + start, place.start + stop)
-            for reading in readings:
-                view = reading.views[layer]
-                lost = weights * ~reading.attended(layer)(start, stop)
-                view.lost[rows] = _sum(lost)
-                back, weight = strongest(lost, distance, TARGETS)
-                view.lost_distance[rows], view.lost_weight[rows] = back.cpu().numpy(), weight.cpu().numpy()
+        for row in readings[0].rows[layer]:
+            for start, stop, distance, weights in mean_weights(row.part(call), _causal(call)):
+                rows = slice(place.start + start, place.start + stop)
+                for reading in readings:
+                    view = reading.views[row.name]
+                    lost = weights * ~reading.attended(row.name)(start, stop)
+                    view.lost[rows] = _sum(lost)
+                    back, weight = strongest(lost, distance, TARGETS)
+                    view.lost_distance[rows], view.lost_weight[rows] = back.cpu().numpy(), weight.cpu().numpy()
 
     model = readings[0].model
     with attending(model, Mode("dense")):

@@ -22,7 +22,7 @@ def made_up(tokens: int, layers: int, groups: int, top_k: int = 1, sides: int = 
     words = ["the", " tendril", " of", " Bignonia", ",", " and", "ly", ".\n", " ", " observed"]
 
     def layer() -> LayerView:
-        view = LayerView.empty(tokens, top_k)
+        view = LayerView.empty(tokens, top_k, Pattern(64, 4))
         view.groups[:] = random.permuted(np.tile(np.arange(groups), (tokens, 1)), axis=1)[:, :top_k]
         for mass in (view.confidence, view.near, view.sink, view.lost):
             mass[:] = random.random(tokens)
@@ -96,9 +96,11 @@ def unpack(page: dict, side: int, layer: int) -> dict[str, np.ndarray]:
     of_side, length, targets = page["sides"][side], len(page["tokens"]), page["targets"]
     planes = np.frombuffer(zlib.decompress(base64.b64decode(of_side["layers"][layer]), -15), dtype=np.uint8)
     planes = planes.reshape(-1, length).astype(float)
-    top_k = of_side["topK"]
-    assert len(planes) == top_k + 4 + 6 * targets
-    found = {"groups": planes[:top_k].T.astype(int), "confidence": planes[top_k] / 255}
+    pattern = of_side["patterns"][layer]
+    top_k, reads = pattern["groups"], pattern["reads"] or 0
+    assert len(planes) == top_k + reads + 4 + 6 * targets
+    read, planes = planes[top_k : top_k + reads], np.delete(planes, range(top_k, top_k + reads), axis=0)
+    found = {"groups": planes[:top_k].T.astype(int), "confidence": planes[top_k] / 255, "reads": read.T.astype(int)}
     for number, name in enumerate(("near", "sink", "lost_mass")):
         found[name] = (planes[top_k + 1 + number] / 255) ** 2
     for number, name in enumerate(("far", "lost")):
