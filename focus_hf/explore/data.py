@@ -97,7 +97,7 @@ class Side:
         pattern: window, sinks, dense start of the adapter; heads may have their own, see `LayerView`.
         layers: in the order of `ExplorerData.layers`.
         losses: float32 ``(T,)`` in nats, of predicting each token; NaN for the first of a window.
-        notes: for each layer the groups' notes; empty without a report.
+        notes: for each layer the groups' notes, empty for a head that the report leaves out; empty without a report.
         colours: for each layer and group its colour: the number of the group of the first side that it matches.
         overlaps: for each layer and group how well it matches that group (Jaccard, -1: no counterpart); empty where
             both sides have the same groups.

@@ -17,7 +17,7 @@ def plain(layer: str) -> str:
 
 
 def group_notes(report: GroupReport, layers: Sequence[str], num_groups: int, adapter: str) -> list[list[GroupNote]]:
-    """A report's labels, shares and typical tokens, for the layers named.
+    """A report's labels, shares and typical tokens, for the layers named; none for heads that it leaves out.
 
     Raises:
         ValueError: the report is of another adapter.
@@ -28,7 +28,8 @@ def group_notes(report: GroupReport, layers: Sequence[str], num_groups: int, ada
             "Make it again: focus-hf groups --adapter ... --write"
         )
     by_name = {plain(layer.name): layer for layer in report.layers}
-    if missing := [name for name in layers if name not in by_name]:
+    missing = [name for name in layers if name not in by_name]
+    if len(missing) > report.heads_left_out:
         raise ValueError(
             f"The group report of {adapter} says nothing about {missing[0]}. "
             "Make it again: focus-hf groups --adapter ... --write"
@@ -40,7 +41,7 @@ def group_notes(report: GroupReport, layers: Sequence[str], num_groups: int, ada
                 float(group.share),
                 [str(item["token"]) for item in (group.lifted[:SHOWN] or group.top[:SHOWN])],
             )
-            for group in by_name[name].groups
+            for group in (by_name[name].groups if name in by_name else [])
         ]
         for name in layers
     ]

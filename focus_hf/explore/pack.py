@@ -70,7 +70,7 @@ def _side(side: Side, targets: int) -> dict[str, Any]:
         "denseBelow": side.pattern.dense_below,
         "perplexity": _number(perplexity(side.losses)),
         "losses": pack_losses(side.losses),
-        "notes": [[_note(note) for note in layer] for layer in side.notes],
+        "notes": [[_note(note) for note in layer] or None for layer in side.notes],
         "colours": side.colours,
         "overlaps": [[round(overlap, 3) for overlap in layer] for layer in side.overlaps],
         "patterns": [_pattern(layer) for layer in side.layers],

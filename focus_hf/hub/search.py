@@ -188,9 +188,10 @@ def _groups(info: ModelInfo, api: HfApi) -> Iterator[str]:
             if getattr(path, "size", 0) <= _LARGEST_REPORT:
                 report = GroupReport.from_json(_download(api, info, GROUPS_FILE))
                 for number, layer in enumerate(report.layers):
+                    where = f"layer {number}" if layer.head is None else layer.title
                     for place, group in enumerate(layer.groups):
                         if group.label not in ("mixed", "empty"):
-                            yield f"{group.label} (layer {number}, group {place})"
+                            yield f"{group.label} ({where}, group {place})"
     except (GatedRepoError, EntryNotFoundError, ValueError):
         return
 
