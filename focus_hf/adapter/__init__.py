@@ -5,7 +5,15 @@ from .registration import add_peft_type, register
 add_peft_type()  # FocusConfig names the type
 
 from .config import FORMAT_VERSION, FocusConfig  # noqa: E402
-from .control import PairCount, observe_attention, observe_pairs, observe_routing, routing_mode, set_routing  # noqa: E402
+from .control import (  # noqa: E402
+    PairCount,
+    observe_attention,
+    observe_pairs,
+    observe_routing,
+    routing_by,
+    routing_mode,
+    set_routing,
+)
 from .heads import HeadView  # noqa: E402
 from .layer import FocusLayer, Router, final_scores, focus_layers, groups_read  # noqa: E402
 from .model import FocusModel  # noqa: E402
@@ -26,6 +34,7 @@ __all__ = [
     "observe_attention",
     "observe_pairs",
     "observe_routing",
+    "routing_by",
     "routing_mode",
     "set_routing",
 ]

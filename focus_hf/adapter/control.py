@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ..attention import PATHS, HeadClass, WhoAttends, count_pairs, kernel_named, pairs_by_head
 from .config import FocusConfig
 from .decide import MODES
-from .layer import FocusLayer, focus_layers, warn_if_inactive
+from .layer import FocusLayer, StandIn, focus_layers, warn_if_inactive
 
 _KEEP: Any = object()
 
@@ -25,6 +25,7 @@ def set_routing(
     top_k: int | None = None,
     pairs: float | str | None = None,
     mode: str | None = _KEEP,
+    window: int | None = None,
     path: str | None = None,
     kernel: str | None = None,
     gate_strength: float | None = _KEEP,
@@ -38,8 +39,10 @@ def set_routing(
             attend by groups.
         pairs: one of the adapter's budgets, by its share of pairs: how each head attends is then as that budget says.
         mode: ``"hard"`` (inference), ``"soft"`` (the attention of training), ``"local"`` (window and sinks
-            only, for comparison), ``"dense"`` (the model's own attention; for whole sequences, without a cache), or
-            ``None``: soft while the centroids train, hard otherwise.
+            only, for comparison), ``"window"`` (the same with a window of another width), ``"dense"`` (the model's own
+            attention; for whole sequences, without a cache), or ``None``: soft while the centroids train, hard
+            otherwise.
+        window: width of mode ``"window"``.
         path: how hard attention is computed: ``"auto"`` (the cheapest), or ``"grouped"``, ``"biased"``, ``"masked"``
             where it can run. All give the same result.
         kernel: the attention backend, a name that ``focus-hf info`` lists, or ``"auto"``.
@@ -52,6 +55,8 @@ def set_routing(
     warn_if_inactive(layers)
     if mode is not _KEEP and mode not in MODES:
         raise ValueError(f"mode must be one of {', '.join(str(m) for m in MODES)}, got {mode!r}.")
+    if (window is None) is (mode == "window") or (window is not None and window < 0):
+        raise ValueError(f'mode="window" takes window, a width of at least 0, and no other mode does; got {window!r}.')
     if path is not None and path not in PATHS:
         raise ValueError(f"path must be one of {', '.join(PATHS)}, got {path!r}.")
     chosen_kernel = None if kernel is None or kernel == "auto" else kernel_named(kernel)
@@ -63,7 +68,7 @@ def set_routing(
         _set_top_k(layers, top_k)
     for layer in layers:
         if mode is not _KEEP:
-            layer.mode = mode
+            layer.mode, layer.window = mode, window
         if path is not None:
             layer.path = path
         if kernel is not None:
@@ -111,16 +116,36 @@ def _set_budget(layers: list[FocusLayer], pairs: float | str) -> None:
 
 
 @contextmanager
-def routing_mode(model: nn.Module, mode: str | None) -> Iterator[None]:
+def routing_mode(model: nn.Module, mode: str | None, window: int | None = None) -> Iterator[None]:
     """Within the block, route in this mode (see `set_routing`); afterwards as before."""
     layers = focus_layers(model)
-    before = [layer.mode for layer in layers]
-    set_routing(model, mode=mode)
+    before = [(layer.mode, layer.window) for layer in layers]
+    set_routing(model, mode=mode, window=window)
     try:
         yield
     finally:
         for layer, previous in zip(layers, before, strict=True):
-            layer.mode = previous
+            layer.mode, layer.window = previous
+
+
+@contextmanager
+def routing_by(model: nn.Module, stand_in: StandIn) -> Iterator[None]:
+    """Within the block, hard routing takes its groups from other scores than the adapter's.
+
+    Patterns, ``top_k``, paths and the cache stay: what is compared is the choice of groups alone.
+
+    Args:
+        model: with a Focus adapter.
+        stand_in: gives the scores; a token belongs to the groups with the largest.
+    """
+    layers = focus_layers(model)
+    for layer in layers:
+        layer.stand_in = stand_in
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.stand_in = None
 
 
 @contextmanager

@@ -7,18 +7,19 @@ are bit-identical to it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
 
-from ..attention import HeadClass
+from ..attention import HeadClass, Pattern
 from .cache import tokens_seen
 from .config import FocusConfig
 
 #: ``None`` lets the layer decide: soft while its centroids train, hard otherwise. "local" switches groups off and
-#: keeps window and sinks: what is left without the adapter's contribution. "dense" routes nothing.
-MODES = (None, "soft", "hard", "local", "dense")
+#: keeps window and sinks: what is left without the adapter's contribution. "window" is the same with another
+#: width. "dense" routes nothing.
+MODES = (None, "soft", "hard", "local", "window", "dense")
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,19 @@ class Decision:
     dense: bool
 
 
+def window_of(config: FocusConfig, mode: str | None, width: int | None) -> Pattern | None:
+    """What is left in a mode without groups: a window and sinks, the same for all heads; ``None`` in other modes.
+
+    Args:
+        config: of the adapter.
+        mode: one of `MODES`.
+        width: of mode "window".
+    """
+    if mode == "window":
+        return replace(config.pattern, local_window=config.local_window if width is None else width)
+    return config.pattern if mode == "local" else None
+
+
 def decide(
     config: FocusConfig,
     mode: str | None,
@@ -42,6 +56,7 @@ def decide(
     new_tokens: int,
     cache_layer: Any,
     classes: Sequence[HeadClass] | None = None,
+    width: int | None = None,
 ) -> Decision:
     """How a call attends.
 
@@ -52,12 +67,17 @@ def decide(
         new_tokens: of the call.
         cache_layer: the tokens before them; ``None`` without a cache.
         classes: of the layer's heads, where they do not all attend alike.
+        width: of mode "window".
 
     Raises:
         ValueError: soft, and the call continues a cache or the heads do not all attend alike.
     """
     cached_tokens = 0 if cache_layer is None else tokens_seen(cache_layer)
-    patterns = [config.pattern] if classes is None or mode == "local" else [some.pattern for some in classes]
+    window = window_of(config, mode, width)
+    if window is not None:
+        patterns = [window]
+    else:
+        patterns = [config.pattern] if classes is None else [some.pattern for some in classes]
     is_short = cached_tokens + new_tokens <= min(pattern.dense_length for pattern in patterns)
     if mode == "soft" or (mode is None and learns):
         if classes is not None:
@@ -72,7 +92,7 @@ def decide(
             )
         return Decision(soft=True, dense=is_short)
     # Cached tokens may have had fewer groups: `dense_by_groups` knows.
-    alike = classes is None and mode != "local"
+    alike = classes is None and window is None
     everyone_meets = alike and cache_layer is None and _any_two_share(config.top_k, config.num_groups)
     return Decision(soft=False, dense=is_short or everyone_meets)
 

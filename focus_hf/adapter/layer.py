@@ -21,6 +21,11 @@ from .heads import HeadScores, HeadView, head_scores
 CENTROID_GAIN = 0.3
 
 
+#: Scores in the place of a layer's own, to compare the adapter with: of the layer's index, a number of heads, the
+#: place of the first new token and how many there are; float32 ``(B or 1, T, heads, K)``. See `routing_by`.
+StandIn = Callable[[int, int, int, int], Tensor]
+
+
 class FocusLayer(nn.Module, BaseTunerLayer):
     """Centroids of one attention module.
 
@@ -48,6 +53,8 @@ class FocusLayer(nn.Module, BaseTunerLayer):
         self.focus_query_bias = nn.ParameterDict()
         self.configs: dict[str, FocusConfig] = {}
         self.mode: str | None = None
+        self.window: int | None = None  # width of mode "window"
+        self.stand_in: StandIn | None = None
         self.path = "auto"
         self.kernel: Kernel | None = None
         self.gate_strength: float | None = None

@@ -10,14 +10,13 @@ import torch
 from torch import Tensor
 
 from .. import routing
-from ..attention import HARD_GATE, HeadClass, WhoAttends
+from ..attention import HARD_GATE, HeadClass, Pattern, WhoAttends
 from .balance import balanced_assignments
-from .cache import append_memberships, cache_layer, follows
+from .cache import append_memberships, cache_layer, follows, tokens_seen
 from .call import Routing, SoftGate
-from .config import FocusConfig
-from .decide import Decision, decide, dense_by_groups
-from .heads import head_classes, shared_top_ks, top_ks_by_head
-from .layer import FocusLayer
+from .decide import Decision, decide, dense_by_groups, window_of
+from .heads import HeadScores, head_classes, shared_top_ks, top_ks_by_head
+from .layer import FocusLayer, StandIn
 from .masks import valid_tokens
 
 
@@ -34,6 +33,7 @@ def route(router: FocusLayer, adapter_name: str, hidden_states: Tensor, cache: A
     layer = None if cache is None else cache_layer(cache, router.layer_idx)
     config = router.configs[adapter_name]
     classes = None if config.plain else head_classes(config, router.layer_idx)
+    window = window_of(config, router.mode, router.window)
     decision = decide(
         config,
         router.mode,
@@ -41,34 +41,41 @@ def route(router: FocusLayer, adapter_name: str, hidden_states: Tensor, cache: A
         new_tokens=hidden_states.shape[1],
         cache_layer=layer,
         classes=classes,
+        width=router.window,
     )
     if decision.soft:
         return None if decision.dense else _soft_routing(router, adapter_name, hidden_states, mask)
     if decision.dense and layer is None and router.observer is None and router.pairs_observer is None:
         return None
-    if classes is not None and router.mode != "local":
+    if classes is not None and window is None:
         return _routing_by_class(router, adapter_name, hidden_states, layer, decision, classes)
-    return _hard_routing(router, adapter_name, hidden_states, layer, decision)
+    return _hard_routing(router, adapter_name, hidden_states, layer, decision, window)
 
 
 @torch.no_grad()
 def _hard_routing(
-    router: FocusLayer, adapter_name: str, hidden_states: Tensor, layer: Any, decision: Decision
+    router: FocusLayer,
+    adapter_name: str,
+    hidden_states: Tensor,
+    layer: Any,
+    decision: Decision,
+    window: Pattern | None,
 ) -> Routing | None:
     """Inference. A dense call's groups are found all the same, for those who observe and for the cache."""
     config = router.configs[adapter_name]
-    if config.routing == "per_head":  # in mode "local": there are no groups that all heads share
+    pattern = config.pattern if window is None else window
+    if config.routing == "per_head":  # in a mode without groups: there are none that all heads share
         memberships = torch.zeros(*hidden_states.shape[:2], 1, dtype=torch.bool, device=hidden_states.device)
     else:
-        scores, balance = router(hidden_states, adapter_name)
+        scores, balance = _shared_scores(router, adapter_name, hidden_states, layer)
         memberships = routing.hard_memberships(scores, balance, config.top_k)
-        if router.mode == "local":
+        if window is not None:
             memberships = torch.zeros_like(memberships)
     if router.observer is not None and config.routing == "shared":
         router.observer(router, scores, memberships)
-    _tell_pairs(router, config, memberships)
+    _tell_pairs(router, pattern, memberships)
     dense = decision.dense
-    in_stores = layer is not None and follows(layer, config.pattern, adapter_name, memberships.shape[0])
+    in_stores = layer is not None and follows(layer, pattern, adapter_name, memberships.shape[0])
     if in_stores and dense:
         layer.restore()
         in_stores = False
@@ -80,7 +87,7 @@ def _hard_routing(
     if in_stores:
         layer.routed = True
     return Routing(
-        config.pattern,
+        pattern,
         memberships,
         config.top_k,
         router.path,
@@ -103,8 +110,8 @@ def _routing_by_class(
 ) -> Routing | None:
     """Inference where a layer's heads do not all attend alike. The cache remembers the columns of all classes."""
     config = router.configs[adapter_name]
-    memberships, reads = _columns(router, adapter_name, hidden_states)
-    _tell_pairs(router, config, memberships, reads, classes)
+    memberships, reads = _columns(router, adapter_name, hidden_states, layer)
+    _tell_pairs(router, config.pattern, memberships, reads, classes)
     if layer is not None:
         owner = (adapter_name, memberships.shape[-1])
         memberships = append_memberships(layer, memberships, owner=owner)
@@ -123,12 +130,29 @@ def _routing_by_class(
     )
 
 
-def _columns(router: FocusLayer, adapter_name: str, hidden_states: Tensor) -> tuple[Tensor, Tensor | None]:
+def _shared_scores(router: FocusLayer, adapter_name: str, hidden_states: Tensor, layer: Any) -> tuple[Tensor, Tensor]:
+    """Scores ``(B, T, K)`` and balance ``(K,)``: the adapter's, or those that it is compared with."""
+    if router.stand_in is None:
+        return router(hidden_states, adapter_name)
+    scores = _stand_in_scores(router, router.stand_in, hidden_states, layer, num_heads=1)[:, :, 0]
+    return scores, scores.new_zeros(scores.shape[-1])
+
+
+def _stand_in_scores(
+    router: FocusLayer, stand_in: StandIn, hidden_states: Tensor, layer: Any, num_heads: int
+) -> Tensor:
+    """``(B, T, num_heads, K)``."""
+    start = 0 if layer is None else tokens_seen(layer)
+    scores = stand_in(router.layer_idx, num_heads, start, hidden_states.shape[1]).to(hidden_states.device)
+    return scores.expand(hidden_states.shape[0], -1, -1, -1)
+
+
+def _columns(router: FocusLayer, adapter_name: str, hidden_states: Tensor, layer: Any) -> tuple[Tensor, Tensor | None]:
     """Memberships of new tokens for all classes of heads, and the groups that they read: bool ``(B, T, columns)``."""
     config = router.configs[adapter_name]
     nothing = torch.zeros(*hidden_states.shape[:2], 0, dtype=torch.bool, device=hidden_states.device)
     if config.routing == "shared":
-        scores, balance = router(hidden_states, adapter_name)
+        scores, balance = _shared_scores(router, adapter_name, hidden_states, layer)
         top_ks = shared_top_ks(config, router.layer_idx)
         each = [routing.hard_memberships(scores, balance, top_k) for top_k in top_ks]
         if router.observer is not None:
@@ -137,6 +161,9 @@ def _columns(router: FocusLayer, adapter_name: str, hidden_states: Tensor) -> tu
     by_head = router.head_scores(hidden_states, adapter_name)
     if by_head is None:
         return nothing, nothing
+    if router.stand_in is not None:
+        scores = _stand_in_scores(router, router.stand_in, hidden_states, layer, by_head.keys.shape[-2])
+        by_head = HeadScores(scores, scores)
     memberships, reads = by_head.memberships(), by_head.reads(top_ks_by_head(config, router.layer_idx))
     if router.observer is not None:
         for place, head in enumerate(config.heads_with_groups(router.layer_idx)):
@@ -165,7 +192,7 @@ def _attention_observer(router: FocusLayer, reads: Tensor | None) -> Callable[..
 
 def _tell_pairs(
     router: FocusLayer,
-    config: FocusConfig,
+    pattern: Pattern,
     memberships: Tensor,
     reads: Tensor | None = None,
     classes: Sequence[HeadClass] | None = None,
@@ -174,7 +201,7 @@ def _tell_pairs(
     if router.pairs_observer is not None:
         batch, length, _ = memberships.shape
         positions = torch.arange(length, device=memberships.device).expand(batch, length)
-        router.pairs_observer(WhoAttends(config.pattern, positions, memberships, reads=reads), classes)
+        router.pairs_observer(WhoAttends(pattern, positions, memberships, reads=reads), classes)
 
 
 def _shares_keys(router: FocusLayer) -> bool:
@@ -190,7 +217,7 @@ def _soft_routing(router: FocusLayer, adapter_name: str, hidden_states: Tensor, 
     hard = routing.hard_memberships(scores.detach(), balance, config.top_k)
     if router.observer is not None:
         router.observer(router, scores.detach(), hard)
-    _tell_pairs(router, config, hard)
+    _tell_pairs(router, config.pattern, hard)
     if config.straight_through or config.gate == HARD_GATE:
         assignments = routing.straight_through(hard, assignments)
     strength = config.gate_strength if router.gate_strength is None else router.gate_strength

@@ -89,7 +89,9 @@ def evaluate_command(
     split: Annotated[str, typer.Option(help="Split of the data set.")] = "test",
     column: Annotated[str, typer.Option(help="Column that holds the text.")] = "text",
     seq_len: Annotated[str, typer.Option(help="Context lengths in tokens, with commas.")] = "1024",
-    modes: Annotated[str, typer.Option(help="Of dense, local, soft, hard.")] = "dense,local,hard",
+    modes: Annotated[
+        str, typer.Option(help="Of dense, local, soft, hard, and what costs as much as hard: window, random, tokens.")
+    ] = "dense,local,hard,window",
     top_k: Annotated[str | None, typer.Option(help="Groups per token in hard mode, with commas.")] = None,
     pairs: Annotated[str | None, typer.Option(help="One of the adapter's budgets, by its share of pairs.")] = None,
     stride: Annotated[float, typer.Option(help="Step of the sliding window, as a share of the length.")] = 1.0,

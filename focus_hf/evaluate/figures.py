@@ -18,6 +18,9 @@ _STYLES = {
     "local": ("^", "#D55E00"),
     "soft": ("D", "#009E73"),
     "hard": ("o", "#0072B2"),
+    "window": ("v", "#E69F00"),
+    "random": ("x", "#CC79A7"),
+    "tokens": ("+", "#56B4E9"),
 }
 _DASHES = ("-", "--", "-.", ":")
 
@@ -41,6 +44,7 @@ def quality_figure(rows: Sequence[QualityRow], path: str | os.PathLike[str]) -> 
         marker, colour = _STYLES[row.mode]
         below = row in hard and hard.index(row) % 2 == 0  # or neighbours would overlap
         label = f"Focus, top_k={row.top_k}" if row.mode == "hard" else row.mode
+        label += "" if row.width is None else f" {row.width}"
         axes.plot(100 * row.pairs, row.perplexity, marker, color=colour, markersize=9)
         at_the_right = row.pairs > 0.7
         axes.annotate(

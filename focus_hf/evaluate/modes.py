@@ -3,50 +3,66 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..adapter import FocusLayer, focus_layers, routing_mode, set_routing
 from ..records.results import mode_name
+from .opponents import random_groups, token_groups
 
-#: Dense (adapter off), window and sinks only, the gated attention of training, and Focus as it runs.
-MODES = ("dense", "local", "soft", "hard")
+#: What costs the same as Focus: a window and sinks with as many pairs, random groups, groups by token.
+OPPONENTS = ("window", "random", "tokens")
+
+#: Dense (adapter off), window and sinks only, the gated attention of training, Focus as it runs, and its opponents.
+MODES = ("dense", "local", "soft", "hard", *OPPONENTS)
 
 
 @dataclass(frozen=True)
 class Mode:
-    """One of `MODES`; ``top_k`` is for ``"hard"``.
+    """One of `MODES`.
 
     At the adapter's own ``top_k`` heads that have a ``top_k`` of their own keep it; at another one all take that.
+
+    Args:
+        name: which.
+        top_k: of ``"hard"``, and of the Focus row that an opponent is compared with.
+        width: of ``"window"``; ``None`` until it is known how many pairs Focus attends to.
     """
 
     name: str
     top_k: int | None = None
+    width: int | None = None
 
     def __str__(self) -> str:
-        return mode_name(self.name, self.top_k)
+        return mode_name(self.name, self.top_k, self.width)
 
 
 def list_modes(names: Iterable[str], top_ks: Iterable[int]) -> list[Mode]:
-    """Modes by name, hard at each ``top_k``.
+    """Modes by name, hard at each ``top_k`` with its opponents beside it.
 
     Raises:
         ValueError: an unknown name.
     """
-    chosen: list[Mode] = []
-    for name in names:
-        if name not in MODES:
-            raise ValueError(f"modes must be of {', '.join(MODES)}, got {name!r}.")
-        chosen += [Mode(name, top_k) for top_k in top_ks] if name == "hard" else [Mode(name)]
-    return chosen
+    names = list(names)
+    if unknown := [name for name in names if name not in MODES]:
+        raise ValueError(f"modes must be of {', '.join(MODES)}, got {unknown[0]!r}.")
+    focus = [name for name in MODES if name in names and name in ("hard", *OPPONENTS)]
+    plain = [Mode(name) for name in names if name not in focus]
+    return plain + [Mode(name, top_k) for top_k in top_ks for name in focus]
 
 
 @contextmanager
-def attending(model: nn.Module, mode: Mode) -> Iterator[None]:
-    """Within the block the model is in eval mode and attends in this mode; afterwards as before."""
+def attending(model: nn.Module, mode: Mode, text: Tensor | None = None) -> Iterator[None]:
+    """Within the block the model is in eval mode and attends in this mode; afterwards as before.
+
+    Args:
+        model: with a Focus adapter.
+        mode: a window has its width, see `equal_window`.
+        text: token ids by whose frequencies ``"tokens"`` is balanced.
+    """
     layers = focus_layers(model)
     configs = {id(config): config for layer in layers for config in layer.configs.values()}.values()
     before = [(config, config.top_k, config.head_patterns) for config in configs]
@@ -56,9 +72,16 @@ def attending(model: nn.Module, mode: Mode) -> Iterator[None]:
                 with adapters_off(layers):
                     yield
             else:
-                if mode.top_k not in (None, focus_layers(model)[0].routing_config.top_k):
+                if mode.top_k not in (None, layers[0].routing_config.top_k):
                     set_routing(model, top_k=mode.top_k)
-                with routing_mode(model, mode.name):
+                groups = layers[0].routing_config.num_groups
+                with ExitStack() as stack:
+                    if mode.name == "random":
+                        stack.enter_context(random_groups(model, groups))
+                    elif mode.name == "tokens":
+                        stack.enter_context(token_groups(model, groups, text))
+                    instead = "hard" if mode.name in ("random", "tokens") else mode.name
+                    stack.enter_context(routing_mode(model, instead, mode.width))
                     yield
         finally:
             for config, top_k, head_patterns in before:

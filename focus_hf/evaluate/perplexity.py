@@ -96,6 +96,24 @@ class SlidingWindows:
         return math.exp(losses[self.scored].double().mean().item())
 
 
+def paired_excess(losses: Tensor, dense: Tensor, scored: Tensor) -> tuple[float, float | None]:
+    """How much more a token costs than under dense attention, and how sure that is.
+
+    Args:
+        losses, dense: of the same windows, ``(N, T - 1)`` in nats.
+        scored: bool, the predictions that count.
+
+    Returns:
+        Mean difference in nats per token, and its standard error over windows (paired); ``None`` with one window.
+    """
+    above = (losses - dense).double() * scored
+    mean = (above.sum() / scored.sum()).item()
+    if len(above) < 2:
+        return mean, None
+    by_window = above.sum(dim=1) / scored.sum(dim=1)
+    return mean, (by_window.std() / len(by_window) ** 0.5).item()
+
+
 def position_curve(losses: Tensor, buckets: int = 16) -> list[dict[str, float]]:
     """Mean loss by position in the window: where long-range attention matters.
 

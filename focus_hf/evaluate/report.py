@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..records import Evaluation, Results, RulerTable, ruler_tables
+from ..records.results import to_dense
 from .modes import Mode
 
 
@@ -28,7 +29,7 @@ def _quality(evaluation: Evaluation) -> Table:
     table = _table(title, "attention", "perplexity", "to dense", "pairs attended", "copies", "rest", "largest group")
     dense = evaluation.perplexity("dense")
     for row in evaluation.rows:
-        change = "" if dense is None else f"{100 * (row['perplexity'] / dense - 1):+.2f} %"
+        change = "" if dense is None else to_dense(row, dense)
         largest = row.get("largest_group")
         shown = "" if largest is None else f"{100 * largest:.1f} %"
         losses = ["" if (loss := row.get(name)) is None else f"{loss:.3f}" for name in ("copies", "rest")]
@@ -78,4 +79,4 @@ def _table(title: str, *columns: str) -> Table:
 
 
 def _name(row: dict[str, Any]) -> str:
-    return str(Mode(row["mode"], row.get("top_k")))
+    return str(Mode(row["mode"], row.get("top_k"), row.get("width")))

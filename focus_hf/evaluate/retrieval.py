@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from .modes import Mode, attending, device_of
 from .perplexity import token_losses
+from .quality import matched
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class RetrievalRow:
     """One length and mode of the probe.
 
     Args:
-        mode, top_k: see `QualityRow`.
+        mode, top_k, width: see `QualityRow`.
         length: tokens of each prompt with its answer.
         depth: where the needle was, 0 (start) to 1 (end).
         gain: nats per value token by which the needle helped; 0 is nothing retrieved.
@@ -40,6 +41,7 @@ class RetrievalRow:
     exact: float
     loss: float
     trials: int
+    width: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -126,13 +128,15 @@ def probe_retrieval(
     for length in lengths:
         probe = Probe.make(ids, length, depth, trials, seed=seed)
         for mode in modes:
-            with attending(model, mode):
+            if mode.name == "window" and mode.width is None:
+                mode = matched(model, mode, probe.present)
+            with attending(model, mode, ids):
                 with_needle = token_losses(model, probe.present, batch_size)[:, -probe.value_tokens :]
                 without = token_losses(model, probe.absent, batch_size)[:, -probe.value_tokens :]
                 exact = _exact(model, probe, batch_size)
             loss = with_needle.mean().item()
             gain = without.mean().item() - loss
-            rows.append(RetrievalRow(mode.name, mode.top_k, length, depth, gain, exact, loss, trials))
+            rows.append(RetrievalRow(mode.name, mode.top_k, length, depth, gain, exact, loss, trials, mode.width))
     return rows
 
 

@@ -40,7 +40,7 @@ class EvaluationPlan:
     """
 
     seq_lens: Sequence[int] = (1024,)
-    modes: Sequence[str] = ("dense", "local", "hard")
+    modes: Sequence[str] = ("dense", "local", "hard", "window")
     top_ks: Sequence[int] = ()
     stride: float = 1.0
     max_tokens: int = 0

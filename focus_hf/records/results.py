@@ -16,10 +16,29 @@ from .typed import check_types, is_number
 SCHEMA = 2
 
 
-def mode_name(mode: str, top_k: int | None = None) -> str:
-    """What people call a mode of attention."""
+def mode_name(mode: str, top_k: int | None = None, width: int | None = None) -> str:
+    """What people call a mode of attention.
+
+    Args:
+        mode: dense, local, soft, hard, or an opponent of hard at equal cost: window, random, tokens.
+        top_k: of hard, and of the Focus row that an opponent is compared with.
+        width: of mode "window".
+    """
     names = {"dense": "dense (base model)", "local": "window and sinks only", "soft": "soft (as in training)"}
-    return names.get(mode) or f"Focus, top_k={int(top_k or 0)}"
+    if mode in names:
+        return names[mode]
+    focus = f"top_k={int(top_k or 0)}"
+    if mode == "window":
+        wide = "" if width is None else f" of {int(width):,}"
+        return f"window{wide} and sinks, pairs of {focus}"
+    return {"random": "random groups, ", "tokens": "groups by token, "}.get(mode, "Focus, ") + focus
+
+
+def to_dense(row: dict[str, Any], dense: float) -> str:
+    """Perplexity of a row over that of dense attention, less one, with its standard error over windows."""
+    change = f"{100 * (row['perplexity'] / dense - 1):+.2f}"
+    stderr = row.get("stderr")
+    return f"{change} %" if not stderr else f"{change} ± {100 * stderr * row['perplexity'] / dense:.2f} %"
 
 
 @dataclass
@@ -29,7 +48,9 @@ class Evaluation:
     Args:
         data: the text, in words.
         context_length: tokens per window.
-        rows: one mapping a line: ``mode`` (dense, local, soft, hard), ``top_k``, ``perplexity``, ``pairs`` (share of
+        rows: one mapping a line: ``mode`` (dense, local, soft, hard, or an opponent of hard at equal cost: window,
+            random, tokens), ``top_k``, ``width`` (of a window), ``perplexity``, ``excess`` and ``stderr`` (nats per
+            token above dense, and the standard error of that over windows), ``pairs`` (share of
             possible pairs that routed layers attend to), ``positions`` (loss by position), ``copies`` and ``rest``
             (loss in nats on tokens that were seen before, out of the window only, and on all others).
         stride: tokens from one window's start to the next.
@@ -69,6 +90,12 @@ class Evaluation:
     def perplexity(self, mode: str, top_k: int | None = None) -> float | None:
         """Perplexity of one row, ``None`` where it was not measured."""
         return next((r["perplexity"] for r in self.rows if r["mode"] == mode and r.get("top_k") == top_k), None)
+
+    @property
+    def unopposed(self) -> list[int]:
+        """``top_k`` of the Focus rows without a window that attends to as many pairs beside them."""
+        opposed = {row.get("top_k") for row in self.rows if row["mode"] == "window"}
+        return [row["top_k"] for row in self.rows if row["mode"] == "hard" and row["top_k"] not in opposed]
 
     def change(self, top_k: int) -> float | None:
         """Perplexity of Focus over dense attention's, less one; ``None`` where one of them was not measured."""

@@ -232,7 +232,7 @@ def _keep_last_good(model: nn.Module, out: Path, main: bool) -> None:
 def _measure(
     model: nn.Module, validation: Tensor, held_out: Texts, recipe: TrainRecipe, say: Callable[[str], None]
 ) -> list[Evaluation]:
-    modes = ["dense", "local", "hard"] if recipe.gate == HARD_GATE else ["dense", "local", "soft", "hard"]
+    modes = ["dense", "local", *([] if recipe.gate == HARD_GATE else ["soft"]), "hard", "window"]
     top_ks = sorted({recipe.top_k, min(recipe.top_k + 1, recipe.num_groups)})
     plan = EvaluationPlan([recipe.seq_len], modes, top_ks, batch_size=recipe.batch_size)
     text = TokenText.of(held_out, validation.reshape(-1))

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..evaluate import SlidingWindows, list_modes, measure_quality
+from ..evaluate import Mode, SlidingWindows, measure_quality
 from ..evaluate.sample import take_sample
 from ..interpret import group_report, read_treebank
 from ..records import Evaluation, GroupReport, Results
@@ -54,11 +54,11 @@ def check_perplexities(
             yield unchecked(name, len(evaluation.rows), str(error))
             continue
         for row in evaluation.rows:
-            modes = list_modes([row["mode"]], [row["top_k"]] if row.get("top_k") else [])
-            (here,) = measure_quality(model, windows, modes)
+            mode = Mode(row["mode"], row.get("top_k"), row.get("width"))
+            (here,) = measure_quality(model, windows, [mode])
             tick(f"{name}: {here}")
             claimed = float(row["perplexity"])
-            what = f"{name}: {mode_name(row['mode'], row.get('top_k'))}"
+            what = f"{name}: {mode_name(row['mode'], row.get('top_k'), row.get('width'))}"
             pairs = float(row["pairs"])
             holds = abs(here.perplexity - claimed) <= PERPLEXITY * claimed and abs(here.pairs - pairs) <= SHARE
             yield Claim(

@@ -173,7 +173,7 @@ def test_set_routing():
     for top_k in (0, 5, 1.0):
         with pytest.raises(ValueError, match=r"top_k must be an integer from 1 to num_groups \(4\), got"):
             focus_hf.set_routing(model, top_k=top_k)
-    with pytest.raises(ValueError, match="mode must be one of None, soft, hard, local, dense, got 'sparse'"):
+    with pytest.raises(ValueError, match="mode must be one of None, soft, hard, local, window, dense, got 'sparse'"):
         focus_hf.set_routing(model, mode="sparse")
     with pytest.raises(ValueError, match="path must be one of auto, grouped, biased, masked, got 'flash'"):
         focus_hf.set_routing(model, path="flash")

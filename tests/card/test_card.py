@@ -118,6 +118,24 @@ def test_speed_is_shown_with_its_machine(adapter):
     assert "4.00 times dense attention's" in card.text
 
 
+def test_every_row_of_focus_stands_beside_its_opponent(adapter):
+    """A window and sinks of as many pairs; where it was not measured, the card says so."""
+    window = {"mode": "window", "top_k": 1, "width": 136, "perplexity": 11.0, "pairs": 0.3, "stderr": 0.01}
+    two = {**ROWS[2], "top_k": 2}
+    card = make(adapter, results=Results([Evaluation("text", 48, [*ROWS, window, two, {**window, "top_k": 2}])])).text
+    lines = [line for line in card.splitlines() if line.startswith(("| **Focus**", "| window of"))]
+    assert [line.split("|")[1].strip() for line in lines] == [
+        "**Focus**, `top_k=1`",
+        "window of 136 and sinks, pairs of top_k=1",
+        "**Focus**, `top_k=2`",
+        "window of 136 and sinks, pairs of top_k=2",
+    ]
+    assert "| +10.00 ± 1.10 % | 30 % |" in card and "Not measured here" not in card
+    assert "| at equal cost | a window of 136 and sinks, nothing trained: +10.00 ± 1.10 % |" in card
+    card = make(adapter, results=Results([Evaluation("text", 48, [*ROWS, window, two])])).text
+    assert "Not measured here: a window and sinks that attend to as many pairs as `top_k=2`." in card
+
+
 def test_ruler_and_copies_are_shown_beside_their_modes(adapter):
     row = {"length": 2048, "samples": 10, "seed": 0, "accuracy": 0.5, "logprob": -0.25, "pairs": 0.3}
     ruler = [

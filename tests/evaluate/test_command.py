@@ -149,7 +149,10 @@ def test_eval_into_files_and_into_the_adapter(adapter, tiny, tmp_path):
     ("arguments", "message"),
     [
         ([], "Nothing to measure: give --text, --dataset, --ruler or --tasks"),
-        (["--text", "{text}", "--modes", "fast"], "modes must be of dense, local, soft, hard, got 'fast'"),
+        (
+            ["--text", "{text}", "--modes", "fast"],
+            "window, random, tokens, got 'fast'",
+        ),
         (["--text", "{text}", "--top-k", "5"], "top_k must be from 1 to num_groups (4), got 5"),
         (["--text", "{text}", "--seq-len", "100000"], "fewer than one window of 100000"),
         (["--text", "{text}", "--seq-len", "1"], "Context lengths must be at least 2 tokens, got 1"),

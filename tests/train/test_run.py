@@ -63,7 +63,9 @@ def test_it_leaves_an_adapter_with_measured_quality_and_a_card(trained, tiny):
         ("local", None),
         ("soft", None),
         ("hard", 1),
+        ("window", 1),
         ("hard", 2),
+        ("window", 2),
     ]
     assert evaluation.data == "held_out.txt" and evaluation.revision.startswith("sha256:")
     assert results.largest_group <= 1.5 / 4
@@ -119,7 +121,14 @@ def test_an_interrupted_run_resumes_as_if_nothing_had_happened(tiny, tmp_path):
     assert losses[0] == losses[1] and len(losses[0]) == 6
     assert whole.results.evaluations == resumed.results.evaluations
     assert whole.results.training["gate"] == "hard, sharpness 2"
-    assert [row["mode"] for row in whole.results.evaluations[0].rows] == ["dense", "local", "hard", "hard"]
+    assert [row["mode"] for row in whole.results.evaluations[0].rows] == [
+        "dense",
+        "local",
+        "hard",
+        "window",
+        "hard",
+        "window",
+    ]
 
 
 def test_a_half_written_checkpoint_is_passed_over(tiny, tmp_path):

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ..modes import Mode, attending, device_of
 from ..perplexity import attended_share
+from ..quality import matched
 from .prompts import Prompt, make_prompts
 from .tasks import TASKS, string_match_all
 
@@ -44,7 +45,7 @@ class RulerRow:
     Args:
         task: its name.
         length: tokens of each prompt with its answer.
-        mode, top_k: see `QualityRow`.
+        mode, top_k, width: see `QualityRow`.
         score: mean of `string_match_all` over what the model generated greedily, 0 to 1.
         accuracy: share of the right answer's tokens that are the model's first choice, given those before.
         logprob: log-probability of the right answer in nats per token, given those before.
@@ -62,9 +63,10 @@ class RulerRow:
     pairs: float
     samples: int
     seed: int
+    width: int | None = None
 
     def __str__(self) -> str:
-        return f"RULER {self.task}, {self.length} tokens: {Mode(self.mode, self.top_k)}"
+        return f"RULER {self.task}, {self.length} tokens: {Mode(self.mode, self.top_k, self.width)}"
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -107,15 +109,17 @@ def measure_ruler(
         for task in plan.tasks
     }
     for (task, length), prompts in asked.items():
+        first = torch.tensor(prompts[0].ids)[None]
         for mode in ruler_modes(modes):
-            with attending(model, mode):
+            if mode.name == "window" and mode.width is None:
+                mode = matched(model, mode, first)
+            with attending(model, mode, first):
                 answers = _Answers()
                 for prompt in prompts:
                     _answer(model, tokenizer, prompt, answers)
-                first = torch.tensor(prompts[0].ids)[None]
                 pairs = 1.0 if mode.name == "dense" else attended_share(model, first)
             means = (sum(values) / len(values) for values in (answers.scores, answers.accuracies, answers.logprobs))
-            yield RulerRow(task, length, mode.name, mode.top_k, *means, pairs, plan.samples, plan.seed)
+            yield RulerRow(task, length, mode.name, mode.top_k, *means, pairs, plan.samples, plan.seed, mode.width)
 
 
 def _answer(model: Any, tokenizer: Any, prompt: Prompt, answers: _Answers) -> None:
