@@ -17,11 +17,14 @@ def demo(
     text: Annotated[Path | None, typer.Option(help="Text file to train on.", exists=True, dir_okay=False)] = None,
     out: Annotated[Path, typer.Option(help="Folder for everything it writes.")] = Path("demo-output"),
     steps: Annotated[int, typer.Option(help="Training steps of the centroids.", min=1)] = 120,
+    treebank: Annotated[
+        Path | None, typer.Option(help="Treebank to measure groups against (.conllu).", exists=True, dir_okay=False)
+    ] = None,
 ) -> None:
-    """Train, push to a Hub on this machine, load back and generate: the whole story, offline."""
+    """Train, explain, push to a Hub on this machine, load back and generate: the whole story, offline."""
     from ..demo import run_demo
 
-    run_demo(base, text, out, steps)
+    run_demo(base, text, out, steps, treebank)
 
 
 @app.command(

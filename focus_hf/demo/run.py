@@ -9,6 +9,7 @@ import sys
 import time
 import warnings
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,21 +27,28 @@ from ..adapter import FocusConfig
 from ..adapter.save import save_adapter
 from ..card import FocusModelCard
 from ..evaluate import QualityRow, quality_figure, quality_table
-from ..evaluate.report import tables
 from ..evaluate.sample import take_sample
-from ..hub import push_to_hub
+from ..explore.command import run_explore
+from ..hub import load_adapted, push_to_hub
+from ..interpret.command import run_groups
 from ..local_hub import LocalHub
 from ..machine import measured_with
 from ..progress import progress_display
-from ..records import Evaluation, Results, save_results
+from ..records import Evaluation, GroupReport, Results, save_results
 from ..records.adapter_files import weights_hash
-from ..train import RichProgress, tokenize_windows, train_centroids
-from .tiny_base import python_topics, train_tiny_base
+from ..texts import Texts, cut
+from ..train import RichProgress, train_centroids
+from .show import show_files, show_quality, show_step, show_visit
+from .texts import write_texts
+from .tiny_base import train_tiny_base
 
 BASE_STEPS, CENTROID_STEPS = 500, 120
 MAX_CONTEXT = 1024
 NUM_GROUPS = 4
+BATCH = 4
+CALIBRATION_WINDOWS = 32
 VALIDATION_WINDOWS = 24
+EXPLORED = 1024  # tokens on the explorer's page
 SEED = 0
 
 
@@ -49,8 +57,10 @@ class DemoReport:
     """What the demo measured and where its files are."""
 
     rows: list[QualityRow]
+    groups: GroupReport
     visit: dict[str, Any]
     adapter: Path
+    explorer: Path
     seconds: float
 
 
@@ -59,15 +69,18 @@ def run_demo(
     text: str | os.PathLike[str] | None,
     out: str | os.PathLike[str],
     steps: int = CENTROID_STEPS,
+    treebank: str | os.PathLike[str] | None = None,
 ) -> DemoReport:
-    """Train centroids, push them to a local Hub, load them back as somebody else would, and generate.
+    """Train centroids, look at their groups, push them to a local Hub, load them back as somebody else, and generate.
 
     Args:
         base: a causal language model (a folder or a Hub id); by default a tiny one is trained on the spot.
-        text: a text file to train on (its last tenth is kept for validation); by default the documentation that every
+        text: a text file to train on (its last tenth is kept for measuring); by default the documentation that every
             Python ships.
         out: folder for everything the demo writes.
         steps: training steps of the centroids.
+        treebank: gold labels (``.conllu``) against which groups are measured; by default they are described on the
+            held-out text.
 
     Raises:
         ValueError: the text is too short.
@@ -79,13 +92,13 @@ def run_demo(
     logging.disable_progress_bar()
     warnings.filterwarnings("ignore", message="`is_gradient_checkpointing`", category=FutureWarning)  # PEFT's own
     torch.manual_seed(SEED)
-    training_text, validation_text, data = _texts(text)
+    training, held_out = write_texts(text, out)
 
     with progress_display(console) as progress:
-        model, tokenizer, base_folder = _base_model(base, training_text, out, progress)
+        model, tokenizer, base_folder = _base_model(base, training, out, progress)
         context = min(MAX_CONTEXT, int(getattr(model.config, "max_position_embeddings", MAX_CONTEXT)))
-        windows = tokenize_windows(tokenizer, training_text, context, stride=context // 4)
-        validation = tokenize_windows(tokenizer, validation_text, context)[:VALIDATION_WINDOWS]
+        windows = cut(training.token_ids(tokenizer), context, context // 4)
+        validation = cut(held_out.token_ids(tokenizer), context)[:VALIDATION_WINDOWS]
         config = FocusConfig(
             num_groups=NUM_GROUPS, top_k=1, local_window=max(16, context // 32), task_type="CAUSAL_LM"
         )
@@ -95,7 +108,9 @@ def run_demo(
             windows,
             out / "trainer",
             steps=steps,
+            batch_size=BATCH,
             seed=SEED,
+            calibration_windows=CALIBRATION_WINDOWS,
             callbacks=[RichProgress(progress, "centroids")],
             disable_tqdm=True,
             logging_strategy="steps",
@@ -103,16 +118,21 @@ def run_demo(
         )
         rows = _evaluate(model, validation, progress)
 
-    results = _results(rows, data, context, max(shares.values()), steps)
-    _show_quality(console, results)
+    results = _results(rows, held_out, training, validation, max(shares.values()), steps)
+    show_quality(console, results, NUM_GROUPS)
     adapter = save_adapter(model, out / "adapter")
     quality_figure(rows, adapter / "figures" / "quality.png")
     results.weights_sha256 = weights_hash(adapter)
     save_results(results, adapter)
     take_sample(model, validation[0], results.weights_sha256).save(adapter)
+
+    show_step(console, "Look inside", "what the groups hold, and a page that shows them token by token")
+    measured_on = str(out / held_out.name)
+    groups = _groups(adapter, base_folder, measured_on, treebank, context, console)
+    explorer = _explorer(adapter, base_folder, measured_on, out, console)
     FocusModelCard.from_adapter(adapter, repo_id="demo/focus", base_model="demo/base").save(adapter / "README.md")
 
-    console.print("\n[bold]Share it[/bold]: push to a Hub on this machine, then load it from there in a fresh process")
+    show_step(console, "Share it", "push to a Hub on this machine, then load it from there in a fresh process")
     with LocalHub(out / "hub") as hub:
         api = HfApi(endpoint=hub.endpoint, token=hub.token)
         api.create_repo("demo/base", exist_ok=True)
@@ -126,28 +146,17 @@ def run_demo(
             token=hub.token,
         )
         visit = _visit(model, validation[:1], hub.endpoint, out)
-
-    _show_visit(console, visit)
-    report = DemoReport(rows, visit, adapter, time.monotonic() - started)
-    _show_files(console, report, out)
+    show_visit(console, visit)
+    report = DemoReport(rows, groups, visit, adapter, explorer, time.monotonic() - started)
+    show_files(console, out, adapter, explorer, report.seconds)
     return report
 
 
-def _texts(text: str | os.PathLike[str] | None) -> tuple[str, str, str]:
-    """Training text, validation text, and what to call them."""
-    if text is None:
-        training, validation = python_topics()
-        return training, validation, "Python documentation (held-out topics)"
-    whole = Path(text).read_text(encoding="utf-8")
-    cut = len(whole) * 9 // 10
-    return whole[:cut], whole[cut:], f"{Path(text).name} (last tenth)"
-
-
-def _base_model(base: str | None, text: str, out: Path, progress: Progress) -> tuple[nn.Module, Any, Path]:
+def _base_model(base: str | None, text: Texts, out: Path, progress: Progress) -> tuple[nn.Module, Any, Path]:
     """The model, its tokenizer, and a folder that holds both, so that it can be pushed."""
     folder = out / "base"
     if base is None:
-        return *train_tiny_base(text, folder, progress, steps=BASE_STEPS, seed=SEED), folder
+        return *train_tiny_base(text.documents[0], folder, progress, steps=BASE_STEPS, seed=SEED), folder
     model, tokenizer = AutoModelForCausalLM.from_pretrained(base), AutoTokenizer.from_pretrained(base)
     if folder.resolve() != Path(base).resolve():
         model.save_pretrained(folder)
@@ -165,13 +174,66 @@ def _evaluate(model: nn.Module, validation: Tensor, progress: Progress) -> list[
     return rows
 
 
-def _results(rows: list[QualityRow], data: str, context: int, largest_group: float, steps: int) -> Results:
-    return Results(
-        [Evaluation(data, context, [row.to_dict() for row in rows])],
-        largest_group=largest_group,
-        measured_with=measured_with(),
-        training={"optimizer steps": steps, "windows per step": 4, "seed": SEED, "command": "focus-hf demo"},
+def _results(
+    rows: list[QualityRow], held_out: Texts, training: Texts, validation: Tensor, largest_group: float, steps: int
+) -> Results:
+    """Everything that `focus-hf verify` needs to measure again."""
+    count, context = validation.shape
+    evaluation = Evaluation(
+        held_out.name,
+        context,
+        [row.to_dict() for row in rows],
+        stride=context,
+        tokens=count * (context - 1),
+        revision=held_out.revision,
+        source=held_out.source,
     )
+    facts = {
+        "command": "focus-hf demo",
+        "data": training.name,
+        "data revision": training.revision,
+        "source": training.source,
+        "optimizer steps": steps,
+        "windows per step": BATCH,
+        "seed": SEED,
+        "window": context,
+        "stride": context // 4,
+        "calibration windows": CALIBRATION_WINDOWS,
+    }
+    return Results([evaluation], largest_group=largest_group, measured_with=measured_with(), training=facts)
+
+
+def _groups(
+    adapter: Path, base: Path, text: str, treebank: str | os.PathLike[str] | None, context: int, console: Console
+) -> GroupReport:
+    """As `focus-hf groups --write` does, so that the card shows it."""
+    with progress_display(console) as progress:
+        return run_groups(
+            str(adapter),
+            load=partial(load_adapted, base=str(base)),
+            progress=progress,
+            texts=[] if treebank else [text],
+            treebanks=[str(treebank)] if treebank else [],
+            window=context,
+            seed=SEED,
+            write=True,
+        )
+
+
+def _explorer(adapter: Path, base: Path, text: str, out: Path, console: Console) -> Path:
+    """As `focus-hf explore` does: one page, two values of ``top_k`` side by side."""
+    page = out / "explorer.html"
+    with progress_display(console) as progress:
+        run_explore(
+            str(adapter),
+            [text],
+            progress=progress,
+            top_ks=(1, 2),
+            base=str(base),
+            max_tokens=EXPLORED,
+            out=page,
+        )
+    return page
 
 
 @torch.no_grad()
@@ -196,27 +258,3 @@ def _visit(model: nn.Module, input_ids: Tensor, endpoint: str, out: Path) -> dic
     if not worst <= 1e-4:
         raise RuntimeError(f"The adapter gives other logits when it is loaded back (largest difference {worst:.2g}).")
     return visit
-
-
-def _show_quality(console: Console, results: Results) -> None:
-    console.print()
-    for table in tables(results):
-        console.print(table)
-    ideal, largest = f"ideal {100 / NUM_GROUPS:.1f} %", 100 * (results.largest_group or 0.0)
-    console.print(f"Largest group of any layer after calibration: {largest:.1f} % ({ideal})", highlight=False)
-
-
-def _show_visit(console: Console, visit: dict[str, Any]) -> None:
-    for name, difference in visit["logit_differences"].items():
-        console.print(f'  {name}("demo/focus"): largest difference of logits {difference:.1e}', highlight=False)
-    console.print("\n[bold]Generate[/bold], continuing held-out text:")
-    console.print(f"…{visit['prompt_end']}", markup=False, highlight=False, style="dim")
-    console.print(visit["continuation"], markup=False, highlight=False)
-
-
-def _show_files(console: Console, report: DemoReport, out: Path) -> None:
-    card, figure = report.adapter / "README.md", report.adapter / "figures" / "quality.png"
-    console.print(f"\nDone in {report.seconds:.0f} s.", highlight=False)
-    for name, path in (("card", card), ("figure", figure), ("adapter", report.adapter), ("local Hub", out / "hub")):
-        console.print(f"  {name:<10} {path}", markup=False, highlight=False, soft_wrap=True)
-    console.print(f"Browse that Hub: focus-hf hub --root {out / 'hub'}", markup=False, highlight=False, soft_wrap=True)

@@ -13,6 +13,11 @@ from .. import ranks, routing
 from ..adapter import FocusLayer, Router, focus_layers, observe_routing, routing_mode
 
 
+def calibration_sample(windows: Tensor, count: int) -> Tensor:
+    """At most ``count`` windows ``(n, T)``, evenly spread over a text, by which its groups are balanced."""
+    return windows[:: max(1, len(windows) // count)][:count]
+
+
 @torch.no_grad()
 def calibrate(model: nn.Module, batches: Iterable[Tensor], rounds: int = 3) -> dict[str, float]:
     """Set each layer's balance potentials from a sample of the domain.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
-from .calibration import calibrate
+from .calibration import calibrate, calibration_sample
 from .data import WindowDataset
 from .monitor import RoutingMonitor
 from .schedule import RoutingSchedule
@@ -40,7 +40,7 @@ def train_centroids(
         batch_size: windows per step.
         learning_rate: of AdamW, with warm-up and cosine decay.
         seed: for the order of the windows.
-        calibration_windows: windows used to balance the hard memberships afterwards.
+        calibration_windows: windows, spread over all of them, by which the hard memberships are balanced afterwards.
         callbacks: further Trainer callbacks.
         training_arguments: further `transformers.TrainingArguments`.
 
@@ -78,4 +78,4 @@ def train_centroids(
     trainer.train()
     monitor.raise_if_diverged()
     model.eval()
-    return calibrate(model, windows[:calibration_windows].split(batch_size))
+    return calibrate(model, calibration_sample(windows, calibration_windows).split(batch_size))

@@ -26,7 +26,7 @@ from ..machine import measured_with
 from ..records import Evaluation, Results
 from ..records.adapter_files import WEIGHTS_FILE
 from ..texts import Texts, TextSource, cut
-from .calibration import calibrate
+from .calibration import calibrate, calibration_sample
 from .checkpoints import last_checkpoint, load_base_weights
 from .data import check_length, check_reach, check_vocabulary
 from .monitor import TrainingDiverged
@@ -124,7 +124,7 @@ def train(
 
     model.eval()
     say("balancing groups")
-    sample = windows[:: max(1, len(windows) // recipe.calibration_windows)][: recipe.calibration_windows]
+    sample = calibration_sample(windows, recipe.calibration_windows)
     shares = calibrate(model, sample.split(recipe.batch_size))
     results = Results(
         largest_group=max(shares.values()),

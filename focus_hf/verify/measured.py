@@ -15,7 +15,7 @@ from ..records import Evaluation, GroupReport, Results
 from ..records.results import mode_name
 from ..records.sample import TokenSample, same_groups
 from ..texts import cut, hash_of, read_again
-from ..train.calibration import largest_groups
+from ..train.calibration import calibration_sample, largest_groups
 from .claims import DIFFERS, HOLDS, Claim, close, unchecked
 
 #: How far a number may be off: other machines and kernels round differently.
@@ -123,8 +123,7 @@ def check_balance(model: nn.Module, tokenizer: Any, results: Results, files: Seq
         yield unchecked(what, f"{results.largest_group:.3f}", where)
         return
     windows = cut(text.token_ids(tokenizer), int(facts["window"]), int(facts["stride"]))
-    count = int(facts["calibration windows"])
-    sample = windows[:: max(1, len(windows) // count)][:count]
+    sample = calibration_sample(windows, int(facts["calibration windows"]))
     here = max(largest_groups(model, sample.split(4)).values())
     yield close(what, results.largest_group, here, BALANCE, "{:.3f}")
 

@@ -167,19 +167,55 @@ def test_demo(tmp_path):
     assert done.returncode == 0, done.stderr
     for shown in ("dense (base model)", "window and sinks only", "Focus, top_k=1", "model.load_adapter", "PeftModel"):
         assert shown in done.stdout
-    assert (tmp_path / "adapter" / "README.md").is_file()
+    card = (tmp_path / "adapter" / "README.md").read_text()
+    assert "## What the groups mean" in card and "figures/groups-map.png" in card
     assert (tmp_path / "adapter" / "figures" / "quality.png").stat().st_size > 10_000
+    assert b"<html" in (tmp_path / "explorer.html").read_bytes()
     visit = json.loads((tmp_path / "visit.json").read_text())
     assert max(visit["logit_differences"].values()) <= 1e-4 and visit["continuation"]
 
-    # once more, with a base model and a text of one's own
-    text = tmp_path / "notes.txt"
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_demo_with_a_model_and_a_text_of_ones_own(tiny, tmp_path):
+    text, base, out = tmp_path / "notes.txt", tiny / "base", tmp_path / "own"
     text.write_text("It was the best of times, it was the worst of times. " * 3000)
-    own = focus_hf("demo", "--base", tmp_path / "base", "--text", text, "--out", tmp_path / "own", "--steps", 3)
-    assert own.returncode == 0 and "notes.txt (last tenth)" in own.stdout, own.stderr
-    assert "base model" not in own.stdout.split("Perplexity")[0]  # it was not trained
-    short = tmp_path / "short.txt"
-    short.write_text("too short")
-    refused = focus_hf("demo", "--base", tmp_path / "base", "--text", short, "--out", tmp_path / "refused")
+    own = focus_hf("demo", "--base", base, "--text", text, "--out", out, "--steps", 3, timeout=900)
+    assert own.returncode == 0 and "notes-held-out.txt" in own.stdout, own.stderr
+    assert "base model (loss" not in own.stdout  # it was not trained
+
+    # what to look at, in this order, and all of it there
+    order = ["1. card", "2. explorer", "3. picture", "4. local Hub"]
+    found = [own.stdout.index(f"\n  {name}") for name in order]
+    assert found == sorted(found)
+    for named in re.findall(r"^  [123]\. \w+ +(\S+)$", own.stdout, re.MULTILINE):
+        assert Path(named).stat().st_size > 1000
+    root = re.search(r"focus-hf hub --root (\S+)", own.stdout)[1]
+    with LocalHub(root) as hub:
+        assert "What the groups mean" in httpx.get(f"{hub.endpoint}/demo/focus").text
+
+    # every number on its card can be measured again
+    texts = ["--text", out / "notes-train.txt", "--text", out / "notes-held-out.txt"]
+    verified = focus_hf("verify", out / "adapter", "--model", out / "base", *texts, "--json")
+    claims = json.loads(verified.stdout)["claims"]
+    assert verified.returncode == 0 and {claim["verdict"] for claim in claims} == {"holds"}, verified.stdout
+    assert {"perplexity", "shares", "largest"} <= {claim["what"].split()[0] for claim in claims}
+
+    text.write_text("too short")
+    refused = focus_hf("demo", "--base", base, "--text", text, "--out", tmp_path / "refused")
     assert refused.returncode == 1 and "fewer than one window of 512" in refused.stderr
     assert "Traceback" not in refused.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_demo_against_a_treebank(tiny, tmp_path):
+    gold = "".join(
+        "".join(f"{n}\t{word}\t{word}\t{tag}\t_\t_\t0\troot\t_\t_\n" for n, (word, tag) in enumerate(words, 1)) + "\n"
+        for words in [[("The", "DET"), ("cat", "NOUN"), ("sleeps", "VERB"), (".", "PUNCT")]] * 300
+    )
+    (tmp_path / "gold.conllu").write_text(gold)
+    text = ["--text", tiny / "train.txt", "--treebank", tmp_path / "gold.conllu"]
+    done = focus_hf("demo", "--base", tiny / "base", *text, "--out", tmp_path / "out", "--steps", 1, timeout=900)
+    assert done.returncode == 0, done.stderr
+    assert "NMI with parts of speech" in (tmp_path / "out" / "adapter" / "README.md").read_text()
