@@ -15,6 +15,10 @@ from ..texts import TextSource
 WEIGHTS = ("frozen", "trained")
 
 
+#: Where the training text is.
+_TEXT = ("train_file", "dataset", "subset", "split", "revision", "column")
+
+
 def _option(help: str, default: Any = dataclasses.MISSING) -> Any:
     return field(default=default, metadata={"help": help})
 
@@ -137,10 +141,14 @@ class TrainRecipe:
     def from_values(cls, file: str | os.PathLike[str] | None, given: dict[str, Any]) -> TrainRecipe:
         """A YAML file's values, and over them those given otherwise (flags).
 
+        Another text than the file's replaces everything that the file says about where its text is.
+
         Raises:
             ValueError: the file is not a mapping of known names, or model or output_dir is missing.
         """
         values = {} if file is None else read_yaml(file)
+        if given.keys() & {"train_file", "dataset"}:
+            values = {name: value for name, value in values.items() if name not in _TEXT}
         values.update(given)
         known = {f.name for f in dataclasses.fields(cls)}
         if unknown := sorted(values.keys() - known):

@@ -235,6 +235,37 @@ def test_the_yaml_file_is_a_recipe():
     assert TrainRecipe.from_values(EXAMPLES / "train.yaml", {}).num_groups == 8
 
 
+def test_a_first_adapter(tiny, tmp_path):
+    """The file as it is, but for a tiny model, reports of our own and shorter windows."""
+    reports = tmp_path / "reports"
+    reports.mkdir()
+    text = (tiny / "train.txt").read_text()
+    documents = [text[start : start + 6000] for start in range(0, 90_000, 6000)]
+    (reports / "train.jsonl").write_text(
+        "".join(json.dumps({"report": one, "summary": ""}) + "\n" for one in documents)
+    )
+    command = [sys.executable, "-m", "focus_hf.cli", "train", "--config", EXAMPLES / "first_adapter.yaml"]
+    command += [
+        "--model",
+        tiny / "base",
+        "--base-model",
+        "org/base",
+        "--dataset",
+        reports,
+        "--output-dir",
+        tmp_path / "a",
+    ]
+    command += ["--seq-len", 256, "--local-window", 16, "--max-steps", 2, "--logging-steps", 1, "--eval-windows", 4]
+    command += ["--trainer", "use_cpu=true"]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+    assert "centroids (loss" in done.stderr and "Focus, top_k=1" in done.stdout
+    config = json.loads((tmp_path / "a" / "adapter_config.json").read_text())
+    assert config["num_groups"] == 8 and config["top_k"] == 1
+    card = (tmp_path / "a" / "README.md").read_text()
+    assert "| gradient accumulation" not in card and "| windows per step | 4 |" in card and "reports" in card
+
+
 def test_every_example_is_in_the_list():
     listed = (EXAMPLES / "README.md").read_text(encoding="utf-8")
     for file in EXAMPLES.rglob("*"):

@@ -37,6 +37,20 @@ def test_flags_stand_above_the_file(tmp_path):
     assert recipe.focus_config().num_groups == 8 and recipe.focus_config().gate_strength == recipe.gate_end
 
 
+def test_another_text_replaces_the_files_text_and_nothing_else(tmp_path):
+    file = tmp_path / "train.yaml"
+    file.write_text(
+        "model: m\noutput_dir: o\ndataset: org/d\nsubset: s\ncolumn: report\nseq_len: 64\neval_file: e.txt"
+    )
+    recipe = TrainRecipe.from_values(file, {"train_file": ["notes.jsonl"]})
+    assert recipe.training_source() == TextSource(("notes.jsonl",))
+    assert (recipe.seq_len, recipe.eval_file) == (64, ["e.txt"])
+    other = TrainRecipe.from_values(file, {"dataset": "org/other", "column": "body"})
+    assert other.training_source() == TextSource((), "org/other", column="body")
+    same = TrainRecipe.from_values(file, {"column": "body"})
+    assert same.training_source() == TextSource((), "org/d", "s", column="body")
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
