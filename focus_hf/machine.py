@@ -11,11 +11,30 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn.attention import current_flash_attention_impl
 
 from .attention import KERNELS, find_kernel
 
 #: Packages whose versions matter.
-PACKAGES = ("focus-hf", "torch", "transformers", "peft", "huggingface_hub", "safetensors", "accelerate", "datasets")
+PACKAGES = (
+    "focus-hf",
+    "torch",
+    "transformers",
+    "peft",
+    "huggingface_hub",
+    "safetensors",
+    "accelerate",
+    "datasets",
+    "flash-attn",
+    "flash-attn-3",
+    "flash-attn-4",
+)
+
+#: Newer flash attention that PyTorch's own can be made of: its name there, its package, how to get it.
+_NEWER_FLASH = {
+    "FlashAttention 3": ("FA3", "flash-attn-3", "not on the package index: built from its repository"),
+    "FlashAttention 4": ("FA4", "flash-attn-4", "pip install 'focus-hf[flash4]'"),
+}
 
 
 def environment() -> dict[str, Any]:
@@ -36,6 +55,7 @@ def environment() -> dict[str, Any]:
         "packages": {name: version for name in PACKAGES if (version := _version(name))},
         "devices": devices,
         "kernels": {kernel.name: kernel.missing() or "available" for kernel in KERNELS},
+        "torch_flash": {name: _newer_flash(*which) for name, which in _NEWER_FLASH.items()},
     }
 
 
@@ -53,6 +73,16 @@ def _version(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def _newer_flash(implementation: str, package: str, how: str) -> str:
+    """Whether PyTorch's flash attention is, or could be, made of a newer one."""
+    if current_flash_attention_impl() == implementation:
+        return "in use as torch-flash"
+    version = _version(package)
+    if version is None:
+        return f"{package} is not installed ({how})"
+    return f'{package} {version}: torch.nn.attention.activate_flash_attention_impl("{implementation}") turns it on'
 
 
 def _processor() -> str:

@@ -99,6 +99,7 @@ def info(
     lines = [f"{name} {version}" for name, version in facts["packages"].items()]
     lines += [f"{d['device']}: {d['name']}, uses {d['kernel']}" for d in facts["devices"]]
     lines += [f"kernel {name}: {state}" for name, state in facts["kernels"].items()]
+    lines += [f"{name}: {state}" for name, state in facts["torch_flash"].items()]
     show(facts, "\n".join([f"Python {facts['python']}, {facts['platform']}", *lines]), as_json)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import tomllib
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from focus_hf.attention import count_pairs
 from focus_hf.bench import Measurement, Setting, bench_attention, bench_decode, bench_memory, bench_training, grid
 from focus_hf.bench.attention import random_call
 from focus_hf.bench.report import to_markdown
+from focus_hf.machine import environment
 from tests.cli.test_cli import focus_hf as run
 
 SMALL = ["--lengths", "256", "--local-window", "16", "--heads", "2", "--head-dim", "8", "--seconds", "0.1"]
@@ -59,6 +62,24 @@ def test_info_names_the_kernel_in_use():
     assert facts["devices"][0]["kernel"] == "cpu-flash"
     assert facts["kernels"]["cpu-flash"] == "available"
     assert "cpu-flash" in run("info").stdout
+
+
+def test_info_says_which_flash_attention_there_is_and_how_to_get_it(tmp_path, monkeypatch):
+    missing = environment()
+    assert missing["kernels"]["flash-attn-2"] == "flash-attn is not installed (pip install 'focus-hf[flash]')"
+    assert missing["torch_flash"]["FlashAttention 4"].endswith("(pip install 'focus-hf[flash4]')")
+    for package, version in (("flash_attn_3", "3.0.0"), ("flash_attn_4", "4.0.0b36")):
+        (tmp_path / f"{package}-{version}.dist-info").mkdir()
+        (tmp_path / f"{package}-{version}.dist-info" / "METADATA").write_text(f"Name: {package}\nVersion: {version}\n")
+    (tmp_path / "flash_attn" / "cute").mkdir(parents=True)  # flash-attn-4 brings this, and flash-attn does too
+    monkeypatch.syspath_prepend(str(tmp_path))
+    found = environment()
+    assert found["packages"]["flash-attn-4"] == "4.0.0b36"
+    on = 'flash-attn-4 4.0.0b36: torch.nn.attention.activate_flash_attention_impl("FA4") turns it on'
+    assert found["torch_flash"]["FlashAttention 4"] == on
+    assert found["kernels"]["flash-attn-2"] == missing["kernels"]["flash-attn-2"]
+    extras = tomllib.loads(Path("pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert extras["flash"] == ["flash-attn>=2.7"] and extras["flash4"][0].startswith("flash-attn-4>=4")
 
 
 @pytest.mark.parametrize(

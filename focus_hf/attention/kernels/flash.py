@@ -21,6 +21,8 @@ from .base import Call, Gradients, Kernel, Result, pad_heads
 #: The Hub's build of FlashAttention-2. Loading it runs code from there, so it is used only when named.
 HUB_KERNEL = "kernels-community/flash-attn2"
 
+_NOT_INSTALLED = "flash-attn is not installed (pip install 'focus-hf[flash]')"
+
 
 class CudaFlash(Kernel):
     """What the three have in common: dtypes, head sizes, windows, the layout of logsumexps."""
@@ -121,11 +123,11 @@ class FlashAttn2(CudaFlash):
 
     def missing(self) -> str | None:
         if importlib.util.find_spec("flash_attn") is None:
-            return "flash-attn is not installed"
+            return _NOT_INSTALLED
         try:
             version = importlib.metadata.version("flash-attn")
-        except importlib.metadata.PackageNotFoundError:
-            return "flash-attn is not installed"
+        except importlib.metadata.PackageNotFoundError:  # flash-attn-4 has a module of the same name
+            return _NOT_INSTALLED
         if tuple(int(part) for part in version.split(".")[:2]) < (2, 7):
             return f"flash-attn {version} is too old, 2.7 is needed"
         return super().missing()
