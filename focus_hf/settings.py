@@ -162,7 +162,7 @@ def check_fields(values: Mapping[str, Any], where: str) -> None:
     if _is_integer(version) and version > FORMAT_VERSION:
         raise ValueError(
             f"{where}: format_version {shown(version)} is newer than the installed focus_hf, which reads up to "
-            f"{FORMAT_VERSION}. Upgrade it: pip install -U focus-hf"
+            f"{FORMAT_VERSION}. Upgrade focus_hf."
         )
     for name, rule in _RULES.items():
         if name in values and not rule.holds(values[name]):

@@ -18,7 +18,7 @@ from ..records.results import Results, load_results
 from .metadata import check_finite, check_hub_id, inherited, make_metadata, merge_metadata
 from .read import own_words, read_metadata, text_of
 from .sections import CardText
-from .template import TEMPLATE, render
+from .template import INSTALL, TEMPLATE, render
 
 
 class FocusModelCard(ModelCard):
@@ -81,6 +81,7 @@ class FocusModelCard(ModelCard):
         data = check_finite(merge_metadata(data, given))
         text = render(
             template,
+            install=INSTALL,
             repo_id=repo_id,
             base=name,
             config=config,

@@ -14,6 +14,9 @@ from ..records.results import mode_name, to_dense
 from ..records.ruler import ruler_tables
 from ..templates import template_folder
 
+#: How a card's reader gets this package, in a shell; docs/releasing.md says when it becomes `pip install focus-hf`.
+INSTALL = "pip install .  # in a clone of focus_hf, which is not on the package index yet"
+
 #: The package's own.
 TEMPLATE = template_folder() / "focus_card.md.jinja"
 

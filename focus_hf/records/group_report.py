@@ -53,7 +53,7 @@ class GroupReport:
 
     def __post_init__(self) -> None:
         if self.schema > SCHEMA:
-            raise ValueError(f"This group report has schema {self.schema}; upgrade: pip install -U focus-hf")
+            raise ValueError(f"This group report has schema {self.schema}; upgrade focus_hf")
         for layer in self.layers:
             if len(layer.groups) != self.num_groups:
                 raise ValueError(

@@ -163,7 +163,7 @@ def load_results(folder: str | os.PathLike[str]) -> Results | None:
     values = read_json(path)
     try:
         if (schema := values.pop("schema", 0)) > SCHEMA:
-            raise AdapterFileError(f"{path} has schema {schema}; upgrade: pip install -U focus-hf")
+            raise AdapterFileError(f"{path} has schema {schema}; upgrade focus_hf")
         evaluations = [Evaluation(**evaluation) for evaluation in values.pop("evaluations", [])]
         results = Results(evaluations, **values)
         for record in (results, *evaluations):
