@@ -82,6 +82,6 @@ def progress_bars() -> Iterator[Progress]:
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    warnings.filterwarnings("ignore", message="`is_gradient_checkpointing`", category=FutureWarning)  # PEFT's own
+    warnings.filterwarnings("ignore", message="`(is_)?gradient_checkpointing", category=FutureWarning)  # PEFT's and ours
     with progress_display(Console(stderr=True, quiet=not is_main_process())) as progress:
         yield progress
