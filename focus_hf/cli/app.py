@@ -82,6 +82,6 @@ def progress_bars() -> Iterator[Progress]:
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    warnings.filterwarnings("ignore", message="`(is_)?gradient_checkpointing", category=FutureWarning)  # PEFT's and ours
+    warnings.filterwarnings("ignore", message="`(is_)?gradient_checkpointing", category=FutureWarning)  # PEFT's
     with progress_display(Console(stderr=True, quiet=not is_main_process())) as progress:
         yield progress

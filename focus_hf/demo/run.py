@@ -90,7 +90,7 @@ def run_demo(
     console = Console()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    warnings.filterwarnings("ignore", message="`(is_)?gradient_checkpointing", category=FutureWarning)  # PEFT's and ours
+    warnings.filterwarnings("ignore", message="`(is_)?gradient_checkpointing", category=FutureWarning)  # PEFT's
     torch.manual_seed(SEED)
     training, held_out = write_texts(text, out)
 
