@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import warnings
 from typing import Any
 
 from rich.console import Console
@@ -37,6 +38,16 @@ def progress_display(console: Console) -> Progress:
         TimeRemainingColumn(),
     )
     return Progress(*columns, console=console, speed_estimate_period=_SPEED_OVER)
+
+
+def quiet_libraries() -> None:
+    """Turn off libraries' own bars and chatter, which would come between ours."""
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    # Arguments that PEFT and we name as transformers 5.22 does.
+    warnings.filterwarnings("ignore", message="`(is_)?gradient_checkpointing", category=FutureWarning)
 
 
 class LineProgress(Progress):
