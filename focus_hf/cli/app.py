@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,7 +12,7 @@ from rich.console import Console
 from rich.progress import Progress
 from typer.core import TyperGroup
 
-from ..progress import progress_display
+from ..progress import progress_display, quiet_libraries
 
 #: Commands under their headings, in the order in which somebody meets them.
 HEADINGS = {
@@ -78,10 +77,6 @@ def is_main_process() -> bool:
 @contextmanager
 def progress_bars() -> Iterator[Progress]:
     """Bars (or lines) on standard error; libraries' own bars and chatter are off."""
-    from transformers.utils import logging
-
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    warnings.filterwarnings("ignore", message="`(is_)?gradient_checkpointing", category=FutureWarning)  # PEFT's
+    quiet_libraries()
     with progress_display(Console(stderr=True, quiet=not is_main_process())) as progress:
         yield progress

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import time
-import warnings
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,7 +20,6 @@ from rich.progress import Progress
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from transformers.utils import logging
 
 from ..adapter import FocusConfig
 from ..adapter.save import save_adapter
@@ -33,7 +31,7 @@ from ..hub import load_adapted, push_to_hub
 from ..interpret.command import run_groups
 from ..local_hub import LocalHub
 from ..machine import measured_with
-from ..progress import progress_display
+from ..progress import progress_display, quiet_libraries
 from ..records import Evaluation, GroupReport, Results, save_results
 from ..records.adapter_files import weights_hash
 from ..texts import Texts, cut
@@ -88,9 +86,7 @@ def run_demo(
     """
     started, out = time.monotonic(), Path(out)
     console = Console()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    warnings.filterwarnings("ignore", message="`(is_)?gradient_checkpointing", category=FutureWarning)  # PEFT's
+    quiet_libraries()
     torch.manual_seed(SEED)
     training, held_out = write_texts(text, out)
 
