@@ -118,8 +118,10 @@ def measure_ruler(
                 for prompt in prompts:
                     _answer(model, tokenizer, prompt, answers)
                 pairs = 1.0 if mode.name == "dense" else attended_share(model, first)
-            means = (sum(values) / len(values) for values in (answers.scores, answers.accuracies, answers.logprobs))
-            yield RulerRow(task, length, mode.name, mode.top_k, *means, pairs, plan.samples, plan.seed, mode.width)
+            kinds = (answers.scores, answers.accuracies, answers.logprobs)
+            score, accuracy, logprob = (sum(values) / len(values) for values in kinds)
+            where = (task, length, mode.name, mode.top_k)
+            yield RulerRow(*where, score, accuracy, logprob, pairs, plan.samples, plan.seed, mode.width)
 
 
 def _answer(model: Any, tokenizer: Any, prompt: Prompt, answers: _Answers) -> None:
