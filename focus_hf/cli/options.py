@@ -7,9 +7,21 @@ import inspect
 import types
 import typing
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from .flags import AsJson
+
+#: Parameters of commands that are made from a recipe.
+CONFIG = inspect.Parameter(
+    "config",
+    inspect.Parameter.KEYWORD_ONLY,
+    default=None,
+    annotation=Annotated[Path | None, typer.Option(help="YAML file of the flags below.", exists=True, dir_okay=False)],
+)
+JSON = inspect.Parameter("as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=AsJson)
 
 
 def flags_of(recipe: type, *, more: Sequence[inspect.Parameter] = ()) -> Callable[[Callable], Callable]:

@@ -13,30 +13,36 @@ from rich.console import Console
 
 from ..train.recipe import TrainRecipe
 from .app import app, is_main_process, numbers, progress_bars, show
-from .flags import Adapter, AsJson, BaseModel, Device, JsonFile, Revision
-from .options import flags_of, named_values
-
-_CONFIG = inspect.Parameter(
-    "config",
-    inspect.Parameter.KEYWORD_ONLY,
-    default=None,
-    annotation=Annotated[Path | None, typer.Option(help="YAML file of the flags below.", exists=True, dir_okay=False)],
-)
-_JSON = inspect.Parameter(
-    "as_json",
-    inspect.Parameter.KEYWORD_ONLY,
-    default=False,
-    annotation=AsJson,
-)
+from .flags import Adapter, BaseModel, Device, JsonFile, Revision
+from .options import CONFIG, JSON, flags_of, named_values
 
 
 @app.command(epilog="Example: focus-hf train --model org/base --train-file notes.txt --output-dir my-adapter")
-@flags_of(TrainRecipe, more=[_CONFIG, _JSON])
-def train(given: dict[str, Any], config: Path | None, as_json: bool) -> None:
+@flags_of(
+    TrainRecipe,
+    more=[
+        CONFIG,
+        JSON,
+        inspect.Parameter(
+            "pairs",
+            inspect.Parameter.KEYWORD_ONLY,
+            default=None,
+            annotation=Annotated[
+                float | None,
+                typer.Option(help="Fit instead of training: same as focus-hf fit --pairs, with its flags."),
+            ],
+        ),
+    ],
+)
+def train(given: dict[str, Any], config: Path | None, as_json: bool, pairs: float | None) -> None:
     """Train an adapter on text, balance its groups, measure it, and fill its card.
 
     On several devices: accelerate launch -m focus_hf.cli train ...
     """
+    if pairs is not None:
+        from .fit import fit_adapter, fit_recipe
+
+        return fit_adapter(fit_recipe(config, {**given, "pairs": pairs}), as_json)
     from dataclasses import asdict
 
     from ..card import write_card
@@ -180,7 +186,7 @@ def evaluate_command(
             default=None,
             annotation=JsonFile,
         ),
-        _CONFIG,
+        CONFIG,
     ],
 )
 def compare(

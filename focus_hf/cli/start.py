@@ -41,10 +41,10 @@ def _json_to_screen(arguments: list[str]) -> list[str]:
 
 
 def load_commands(arguments: list[str]) -> None:
-    """Import the commands whose flags come from the training recipe, unless another one is called: they need torch."""
+    """Import the commands whose flags come from a recipe, unless another one is called: they need torch."""
     names = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
     if not arguments or arguments[0] not in names:
-        from . import quality  # noqa: F401
+        from . import fit, quality  # noqa: F401
 
 
 def _fail(message: str) -> None:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from ..evaluate import perplexity
 from ..settings import FocusSettings
+
+#: Windows on which a tokenizer is found not to fit, and tokens of each.
+_PROBED, _PROBED_TOKENS = 4, 256
 
 
 class WindowDataset(Dataset):
@@ -67,4 +71,19 @@ def check_reach(length: int, settings: FocusSettings) -> None:
             f"none: local_window is {settings.local_window}, sink_tokens is {settings.sink_tokens} and dense_below is "
             f"{settings.dense_below}. Use a seq_len of at least {shortest}, better several times that, or smaller "
             "values of these."
+        )
+
+
+def check_tokenizer(model: nn.Module, windows: Tensor) -> None:
+    """Make sure that a pretrained model predicts its text (windows ``(N, T)``) better than chance.
+
+    Raises:
+        ValueError: it does not: it reads tokens of another tokenizer.
+    """
+    chance = int(model.get_input_embeddings().weight.shape[0])  # type: ignore[operator]
+    measured = perplexity(model, windows[:_PROBED, :_PROBED_TOKENS], batch_size=1)
+    if not measured < 2 * chance:  # an untrained model is at chance
+        raise ValueError(
+            f"The base model predicts this text worse than chance (perplexity {measured:,.0f}, chance is {chance:,}): "
+            "the tokenizer does not fit the model, or the weights are not those of a language model."
         )

@@ -74,13 +74,18 @@ def start_records(
         log: the Trainer's.
         folder: of the adapter.
     """
-    figures = folder / "figures"
-    for stale in (folder / GROUPS_FILE, figures / _QUALITY, *figures.glob("groups-*.png")):
-        stale.unlink(missing_ok=True)
     write_atomically(folder / LOG_FILE, (json.dumps(_finite(log), indent=1) + "\n").encode())
     if recipe.weights == "trained":
         save_base(model, folder / "base", recipe.tokenizer or recipe.model)
         _point_to_base(folder)
+    replace_sample(sample, folder)
+
+
+def replace_sample(sample: TokenSample, folder: Path) -> None:
+    """Write a sample of tokens with their groups, and remove what was said of the groups before."""
+    figures = folder / "figures"
+    for stale in (folder / GROUPS_FILE, figures / _QUALITY, *figures.glob("groups-*.png")):
+        stale.unlink(missing_ok=True)
     replace(sample, weights_sha256=weights_hash(folder)).save(folder)
 
 

@@ -5,18 +5,14 @@ from __future__ import annotations
 import dataclasses
 import os
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from ..adapter import FocusConfig
 from ..texts import TextSource
+from .values import check_integer, recipe_values
 
 #: What is trained: the centroids of a frozen model, or everything.
 WEIGHTS = ("frozen", "trained")
-
-
-#: Where the training text is.
-_TEXT = ("train_file", "dataset", "subset", "split", "revision", "column")
 
 
 def _option(help: str, default: Any = dataclasses.MISSING) -> Any:
@@ -106,9 +102,9 @@ class TrainRecipe:
     def validate(self) -> None:
         """Raise `ValueError` for the first value that is out of range."""
         for name in ("seq_len", "max_steps", "batch_size", "gradient_accumulation_steps", "calibration_windows"):
-            _check(name, getattr(self, name), 1)
+            check_integer(name, getattr(self, name), 1)
         for name in ("eval_steps", "save_steps", "logging_steps", "early_stopping", "centroid_steps"):
-            _check(name, getattr(self, name), 0)
+            check_integer(name, getattr(self, name), 0)
         for name in ("learning_rate", "base_learning_rate", "gate_start", "gate_end"):
             value = getattr(self, name)
             if not isinstance(value, int | float) or not value > 0:
@@ -146,51 +142,5 @@ class TrainRecipe:
         Raises:
             ValueError: the file is not a mapping of known names, or model or output_dir is missing.
         """
-        values = {} if file is None else read_yaml(file)
-        if given.keys() & {"train_file", "dataset"}:
-            values = {name: value for name, value in values.items() if name not in _TEXT}
-        values.update(given)
-        known = {f.name for f in dataclasses.fields(cls)}
-        if unknown := sorted(values.keys() - known):
-            raise ValueError(
-                f"Unknown training option {unknown[0]!r}. Arguments of transformers' TrainingArguments go under "
-                "'trainer'."
-            )
-        for name in ("model", "output_dir"):
-            if not values.get(name):
-                raise ValueError(f"Training needs {name}: give --{name.replace('_', '-')} or set it in the YAML file.")
-        return cls(**values)
-
-
-def read_yaml(file: str | os.PathLike[str]) -> dict[str, Any]:
-    """A YAML file as a mapping; hyphens in names count as underscores.
-
-    Raises:
-        ValueError: it is not one.
-    """
-    import yaml
-
-    try:
-        values = yaml.safe_load(Path(file).read_text(encoding="utf-8")) or {}
-    except yaml.YAMLError as error:
-        raise ValueError(f"{file} is not valid YAML: {error}") from None
-    if not isinstance(values, dict):
-        raise ValueError(f"{file} must hold names and values, got {type(values).__name__}.")
-    values = {str(name).replace("-", "_"): value for name, value in values.items()}
-    hints = {f.name: str(f.type) for f in dataclasses.fields(TrainRecipe)}
-    for name, value in values.items():
-        if isinstance(value, str) and hints.get(name, "").startswith("float"):
-            values[name] = _number(name, value)  # YAML 1.1 reads 1e-3 as text
-    return values
-
-
-def _number(name: str, value: str) -> float:
-    try:
-        return float(value)
-    except ValueError:
-        raise ValueError(f"{name} must be a number, got {value!r}.") from None
-
-
-def _check(name: str, value: Any, minimum: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
-        raise ValueError(f"{name} must be an integer of at least {minimum}, got {value!r}.")
+        hint = "Arguments of transformers' TrainingArguments go under 'trainer'."
+        return cls(**recipe_values(cls, file, given, hint))

@@ -20,7 +20,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Traine
 from ..adapter.save import save_adapter
 from ..attention import HARD_GATE
 from ..commits import commit_of
-from ..evaluate import EvaluationPlan, TokenText, evaluate, perplexity
+from ..evaluate import EvaluationPlan, TokenText, evaluate
 from ..evaluate.sample import take_sample
 from ..machine import measured_with
 from ..records import Evaluation, Results
@@ -28,7 +28,7 @@ from ..records.adapter_files import WEIGHTS_FILE
 from ..texts import Texts, TextSource, cut
 from .calibration import calibrate, calibration_sample
 from .checkpoints import last_checkpoint, load_base_weights
-from .data import check_length, check_reach, check_vocabulary
+from .data import check_length, check_reach, check_tokenizer, check_vocabulary
 from .monitor import TrainingDiverged
 from .outcome import start_records, training_facts, write_records
 from .recipe import TrainRecipe
@@ -36,9 +36,6 @@ from .trainer import make_trainer
 
 #: A generous guess.
 _CHARACTERS_PER_TOKEN = 10
-
-#: Windows on which a tokenizer is found not to fit.
-_PROBED = 4
 
 
 @dataclass
@@ -97,7 +94,7 @@ def train(
     for text, some in ((training, windows), (held_out, validation)):
         check_vocabulary(some, int(model.get_input_embeddings().weight.shape[0]), text.name)
     if not recipe.from_scratch:
-        _check_tokenizer(model, windows)
+        check_tokenizer(model, windows)
 
     config = recipe.focus_config()
     config.revision = commit if recipe.weights == "frozen" else None
@@ -190,17 +187,6 @@ def _windows(text: Texts, tokenizer: Any, recipe: TrainRecipe, stride: int | Non
         return cut(text.token_ids(tokenizer), recipe.seq_len, stride)
     except ValueError as error:
         raise ValueError(f"{text.name}: {error}") from None
-
-
-def _check_tokenizer(model: nn.Module, windows: Tensor) -> None:
-    """A pretrained model that predicts its text worse than chance reads tokens of another tokenizer."""
-    chance = int(model.get_input_embeddings().weight.shape[0])  # type: ignore[operator]
-    measured = perplexity(model, windows[:_PROBED, :256], batch_size=1)
-    if not measured < 2 * chance:  # an untrained model is at chance
-        raise ValueError(
-            f"The base model predicts this text worse than chance (perplexity {measured:,.0f}, chance is {chance:,}): "
-            "the tokenizer does not fit the model, or the weights are not those of a language model."
-        )
 
 
 def _unfreeze_base(model: nn.Module) -> None:

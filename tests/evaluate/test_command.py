@@ -181,7 +181,7 @@ def test_train_mistakes_are_one_line(tiny, tmp_path):
         ),
         ([*base, *text, "--seq-len", "64"], "Use a seq_len of at least 134"),
         ([*base, *text, "--top-k", "9"], "top_k (9) cannot exceed num_groups (8)"),
-        (["train", *text], "Training needs model: give --model"),
+        (["train", *text], "model is missing: give --model"),
         ([*base, "--train-file", "/no/such/file"], "No such file or directory"),
     ):
         done = focus_hf(*arguments)

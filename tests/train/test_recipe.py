@@ -54,8 +54,8 @@ def test_another_text_replaces_the_files_text_and_nothing_else(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("model: m\noutput_dir: o\nsteps: 3", "Unknown training option 'steps'"),
-        ("output_dir: o", "Training needs model: give --model"),
+        ("model: m\noutput_dir: o\nsteps: 3", "Unknown option 'steps'"),
+        ("output_dir: o", "model is missing: give --model"),
         ("- a", "must hold names and values, got list"),
         ("a: [", "is not valid YAML"),
         ("model: m\noutput_dir: o\nlearning_rate: fast", "learning_rate must be a number, got 'fast'"),

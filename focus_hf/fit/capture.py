@@ -1,0 +1,248 @@
+"""What attention layers see of text: queries, keys, values, hidden states, and gradients by their output.
+
+Everything is taken where the attention interface passes it, whatever the architecture. One backward pass through each
+window gives the gradient of `sum_t log p(y_t)`, with every `y_t` drawn from the model's own prediction, by the output
+of all layers at once. Tensors wait in half precision in a folder, a file for each layer and window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from transformers import AttentionInterface
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from ..adapter.interface import focus_attention_forward
+from .store import write
+
+_CAPTURE = "focus_capture"
+
+
+def sampled_positions(length: int, count: int, generator: torch.Generator) -> Tensor:
+    """Positions spread over a window, one at random in each of ``count`` equal stretches: int64, ascending."""
+    if count >= length:
+        return torch.arange(length)
+    places = (torch.arange(count) + torch.rand(count, generator=generator)) * (length / count)
+    return places.long().clamp(max=length - 1).unique()
+
+
+def capture(
+    model: nn.Module,
+    layers: Mapping[int, nn.Module],
+    windows: Mapping[int, Tensor],
+    folder: Path,
+    *,
+    rows: int,
+    seed: int,
+    checkpointing: bool = False,
+    tick: Callable[[], None] = lambda: None,
+) -> None:
+    """Run the model over windows and write what its layers see.
+
+    Args:
+        model: a causal language model.
+        layers: attention modules by layer index.
+        windows: token ids ``(T,)`` of any length, by the number under which they are written.
+        folder: to write into, see `store.read`.
+        rows: queries to keep of each window.
+        seed: of the sampled targets and queries.
+        checkpointing: compute a layer's activations again in the backward pass instead of keeping them.
+        tick: called after each window.
+    """
+    AttentionInterface.register(_CAPTURE, _capture_attention)
+    with ExitStack() as stack:
+        stack.enter_context(_frozen(model))
+        if checkpointing:
+            stack.enter_context(_checkpointed(model))
+        for number, window in windows.items():
+            generator = torch.Generator().manual_seed(seed * 1_000_003 + number)
+            positions = sampled_positions(len(window), rows, generator)
+            recorder = _Recorder(layers, positions, partial(write, folder, number))
+            with recorder:
+                _backward_from_sampled_targets(model, window, generator)
+            recorder.finish()
+            tick()
+
+
+def _backward_from_sampled_targets(model: Any, window: Tensor, generator: torch.Generator) -> None:
+    device = model.get_input_embeddings().weight.device
+    logits = model(input_ids=window[None].to(device), use_cache=False).logits
+    with torch.no_grad():
+        slope = torch.softmax(logits[0].float(), dim=-1)
+        targets = torch.multinomial(slope.cpu(), 1, generator=generator).to(device)
+        slope.neg_().scatter_add_(1, targets, torch.ones_like(targets, dtype=slope.dtype))  # of log p(y) by the logits
+    logits.backward(slope[None].to(logits.dtype))
+
+
+class _Recorder:
+    """Hooks on attention modules for the length of one forward and backward pass."""
+
+    def __init__(self, layers: Mapping[int, nn.Module], positions: Tensor, write: Callable[[int, dict], None]) -> None:
+        self._layers, self._positions, self._write = layers, positions, write
+        self._kept: dict[int, dict[str, Tensor]] = {}
+        self._seen: set[int] = set()
+        self._handles: list[Any] = []
+
+    def __enter__(self) -> _Recorder:
+        for attention in self._layers.values():
+            self._handles += [
+                attention.register_forward_pre_hook(self._before, with_kwargs=True),
+                attention.register_forward_hook(_restore_config, always_call=True),
+            ]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def finish(self) -> None:
+        """Raise `RuntimeError` if a layer was not reached by the backward pass."""
+        if missing := sorted(set(self._layers) - (self._seen - self._kept.keys())):
+            raise RuntimeError(f"Layer {missing[0]} was not captured: no gradient reached its attention.")
+
+    def _before(self, attention: Any, args: tuple, kwargs: dict[str, Any]) -> None:
+        layer = attention.layer_idx
+        if layer not in self._seen:  # with checkpointing, the forward pass runs a second time
+            hidden = args[0] if args else kwargs["hidden_states"]
+            self._kept[layer] = {"hidden": hidden[0].detach()}
+            turned = _without_rotation(kwargs)
+            if turned is not None:
+                attention.config = _CaptureConfig(attention.config, self._take_plain)
+                try:
+                    with torch.no_grad():
+                        attention.forward(*args, **turned)
+                finally:
+                    _restore_config(attention)
+        attention.config = _CaptureConfig(attention.config, self._take)
+
+    def _take_plain(self, call: _Call) -> Tensor:
+        self._kept[call.layer] |= {"plain_keys": call.key[0].detach(), "plain_queries": self._mean_query(call)}
+        return call.query.new_zeros(1, call.query.shape[2], call.query.shape[1], call.value.shape[-1])
+
+    def _take(self, call: _Call) -> Tensor:
+        output = call.attend()
+        if not output.requires_grad:
+            output.requires_grad_()
+        if call.layer in self._seen:
+            return output
+        self._seen.add(call.layer)
+        kept = self._kept[call.layer]
+        kept |= {"keys": call.key[0].detach(), "values": call.value[0].detach()}
+        kept["queries"] = self._rows(call.query[0].detach())
+        if "plain_keys" not in kept:
+            kept |= {"plain_keys": kept["keys"].clone(), "plain_queries": self._mean_query(call)}
+        kept |= {"scale": torch.tensor(call.scale), "softcap": torch.tensor(call.softcap or 0.0)}
+        if call.sink_logits is not None:
+            kept["sink_logits"] = call.sink_logits.detach().float()
+        output.register_hook(lambda gradient: self._take_gradient(call.layer, gradient))
+        return output
+
+    def _take_gradient(self, layer: int, gradient: Tensor) -> None:
+        kept = self._kept.pop(layer)
+        kept["gradients"] = self._rows(gradient[0].transpose(0, 1))
+        self._write(layer, {**kept, "positions": self._positions})
+
+    def _rows(self, values: Tensor) -> Tensor:
+        return values[:, self._positions.to(values.device)]
+
+    def _mean_query(self, call: _Call) -> Tensor:
+        """Of each KV head, ``(H_kv, R, D)``."""
+        return self._rows(call.query[0].detach().unflatten(0, (call.key.shape[1], -1)).float().mean(dim=1))
+
+
+def _restore_config(attention: Any, *_: object) -> None:
+    if isinstance(attention.config, _CaptureConfig):
+        attention.config = attention.config.original
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One call of an attention function, and how to answer it."""
+
+    layer: int
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    scale: float
+    softcap: float | None
+    sink_logits: Tensor | None
+    attend: Callable[[], Tensor]
+
+
+class _CaptureConfig:
+    """An attention module's own config for the length of one call, naming our function and what takes the tensors."""
+
+    _attn_implementation = _CAPTURE
+
+    def __init__(self, config: Any, take: Callable[[_Call], Tensor]) -> None:
+        self.original, self.take = config, take
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.original, name)
+
+
+def _capture_attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """The attention function that is registered: dense attention, told to who records."""
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if attention_mask is not None and attention_mask.is_floating_point():
+        attention_mask = attention_mask == 0  # what is added to the scores, 0 for attended
+    attend = partial(focus_attention_forward, module, query, key, value, attention_mask, scale, 0.0, softcap, s_aux)
+    seen = _Call(module.layer_idx, query, key, value, scale, softcap, s_aux, lambda: attend(**kwargs)[0])
+    return module.config.take(seen), None
+
+
+def _without_rotation(kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The arguments of an attention module with all tokens at position 0; ``None`` if rotary positions do not come as
+    an argument: keys are then taken as they are.
+    """
+    positions = kwargs.get("position_embeddings")
+    if not isinstance(positions, tuple | list) or len(positions) != 2:
+        return None
+    return {**kwargs, "position_embeddings": (torch.ones_like(positions[0]), torch.zeros_like(positions[1]))}
+
+
+@contextmanager
+def _frozen(model: nn.Module) -> Iterator[None]:
+    """In eval mode, without gradients by weights."""
+    was_training, learning = model.training, [p for p in model.parameters() if p.requires_grad]
+    model.eval().requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in learning:
+            parameter.requires_grad_(True)
+        model.train(was_training)
+
+
+@contextmanager
+def _checkpointed(model: nn.Module) -> Iterator[None]:
+    """Gradient checkpointing in eval mode: only the layers are told that they train, nothing inside them."""
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    before = [(layer.training, layer.gradient_checkpointing) for layer in layers]
+    for layer in layers:
+        layer.training = layer.gradient_checkpointing = True
+        layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)
+    try:
+        yield
+    finally:
+        for layer, (training, checkpointing) in zip(layers, before, strict=True):
+            layer.training, layer.gradient_checkpointing = training, checkpointing
