@@ -18,6 +18,7 @@ ROWS = (
     ("explore", "verify", "compare", "bench"),
     ("hub", "local_hub"),
     ("card",),
+    ("fit",),  # reads text and leaves records as training does
     ("train", "interpret"),
     ("evaluate",),
     ("adapter",),

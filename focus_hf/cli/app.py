@@ -17,7 +17,7 @@ from ..progress import progress_display, quiet_libraries
 #: Commands under their headings, in the order in which somebody meets them.
 HEADINGS = {
     "Start here": ("demo",),
-    "Make an adapter": ("train", "eval", "groups", "explore", "compare"),
+    "Make an adapter": ("train", "fit", "eval", "groups", "explore", "compare"),
     "Share it": ("card", "push", "pull"),
     "Find one, and trust it": ("search", "info", "verify"),
     "This machine": ("hub", "bench"),

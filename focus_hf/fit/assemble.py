@@ -81,7 +81,7 @@ def add_adapter(model: nn.Module, config: FocusConfig, routers: Mapping[int, Rou
         config: with ``head_patterns``; heads that attend by groups under some budget get their tensors.
         routers: by layer.
     """
-    routed = get_peft_model(model, config)  # type: ignore[arg-type]
+    routed = get_peft_model(model, config)
     for layer in focus_layers(routed):
         heads = list(layer.configs["default"].heads_with_groups(layer.layer_idx))
         found = routers[layer.layer_idx]

@@ -236,7 +236,7 @@ def _frozen(model: nn.Module) -> Iterator[None]:
 @contextmanager
 def _checkpointed(model: nn.Module) -> Iterator[None]:
     """Gradient checkpointing in eval mode: only the layers are told that they train, nothing inside them."""
-    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    layers: list[Any] = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     before = [(layer.training, layer.gradient_checkpointing) for layer in layers]
     for layer in layers:
         layer.training = layer.gradient_checkpointing = True

@@ -60,6 +60,7 @@ class FitRecipe:
     group_dim: int = _option("Dimension of the centroids (d_g).", 16)
     local_window: int = _option("Distance beyond which queries are taught which groups to read.", 64)
     sink_tokens: int = _option("First tokens that every token may attend to.", 4)
+    dense_below: int = _option("Positions below it attend to everything before them; shorter prompts are dense.", 0)
     seq_len: int = _option("Tokens per window.", 2048)
     windows: int = _option("Windows of text to fit groups to.", 12)
     cost_windows: int = _option("Further windows, on which the costs of every head are measured, at each length.", 4)
@@ -121,7 +122,7 @@ class FitRecipe:
 
     def focus_config(self, **values: Any) -> FocusConfig:
         """The adapter's configuration."""
-        names = ("num_groups", "group_dim", "local_window", "sink_tokens")
+        names = ("num_groups", "group_dim", "local_window", "sink_tokens", "dense_below")
         values = {name: getattr(self, name) for name in names} | values
         return FocusConfig(routing="per_head", temperature=1.0, task_type="CAUSAL_LM", **values)
 

@@ -38,8 +38,10 @@ from .windows import spread_windows
 LAYERS = "fit"
 
 #: Fields of a recipe that decide what layers are fitted to; others may change when they are used again.
-_DECIDE = ("seq_len", "windows", "cost_windows", "rows", "steps", "seed", "groups")
-_DECIDE += ("num_groups", "group_dim", "local_window", "sink_tokens")
+_DECIDE = (
+    *("seq_len", "windows", "cost_windows", "rows", "steps", "seed", "groups"),
+    *("num_groups", "group_dim", "local_window", "sink_tokens"),
+)
 
 
 @dataclass
@@ -98,8 +100,9 @@ def fit(
     model = AutoModelForCausalLM.from_pretrained(recipe.model, revision=commit, dtype="auto")
     check_length(max(recipe.seq_len, *recipe.at), model.config)
     windows = _choose_windows(texts, tokenizer, recipe)
+    embeddings: Any = model.get_input_embeddings()
     for number, ids in windows.ids.items():
-        check_vocabulary(ids, model.get_input_embeddings().weight.shape[0], texts[number % len(texts)].name)
+        check_vocabulary(ids, embeddings.weight.shape[0], texts[number % len(texts)].name)
     probe = windows.ids[windows.fit_on[0]]
     check_tokenizer(model, probe[None])
 

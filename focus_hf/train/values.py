@@ -7,7 +7,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-
 #: Where the text to learn from is.
 _TEXT = ("train_file", "dataset", "subset", "split", "revision", "column")
 

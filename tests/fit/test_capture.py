@@ -27,7 +27,7 @@ def captured(family, folder, length=LENGTH, rows=ROWS, **options):
 
 @families
 def test_captured_tensors_are_the_attention_that_the_model_computes(family, tmp_path):
-    """The output of the captured queries, keys and values, put through the module's own projection, is the module's."""
+    """The output of captured queries, keys and values, put through the module's own projection, is the module's."""
     model, layers, ids, seen = captured(family, tmp_path, rows=LENGTH)
     for layer, module in layers.items():
         window, outputs = seen[layer], []
@@ -35,9 +35,7 @@ def test_captured_tensors_are_the_attention_that_the_model_computes(family, tmp_
             rows = DenseRows.of(window.head(head))
             outputs.append(rows.weights @ window.values[head])
         mine = torch.cat(outputs).transpose(0, 1).reshape(1, LENGTH, -1)
-        projection = next(
-            getattr(module, name) for name in ("o_proj", "c_proj", "dense") if hasattr(module, name)
-        )
+        projection = next(getattr(module, name) for name in ("o_proj", "c_proj", "dense") if hasattr(module, name))
         found = {}
         handles = [
             module.register_forward_pre_hook(
