@@ -150,7 +150,8 @@ def test_saving_again_changes_nothing(fitted, tiny, tmp_path):
 
 
 def test_the_adapter_attends_as_its_costs_were_measured(tiny, tmp_path):
-    """Groups of the adapter are groups of the fit: with one budget for all, pairs agree on the same windows."""
+    """Groups of the adapter are groups of the fit: with one budget for all, pairs agree on the same windows, but for the
+    second layer, whose tokens have been through a sparse first one."""
     wanted = recipe(tiny, tmp_path / "a", uniform=True, pairs=[0.75], cost_windows=4, rows=128)
     result = fit(wanted)
     texts = [source.load() for source in wanted.sources()]
@@ -161,7 +162,7 @@ def test_the_adapter_attends_as_its_costs_were_measured(tiny, tmp_path):
     model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny / "base"), result.folder).eval()
     (how,) = {tuple(sorted(how.items())) for how in result.budgets[0].patterns.values()}
     assert dict(how)["attend"] == "groups"
-    assert attended_share(model, windows) == pytest.approx(result.budgets[0].pairs, abs=2e-3)
+    assert attended_share(model, windows) == pytest.approx(result.budgets[0].pairs, abs=1e-2)
 
 
 def test_fitted_layers_are_used_again(fitted, tiny, tmp_path, monkeypatch):
@@ -199,7 +200,7 @@ def test_without_groups_there_is_nothing_to_save_but_patterns(tiny, tmp_path):
     assert load_file(result.folder / "adapter_model.safetensors") == {}
     model = AutoModelForCausalLM.from_pretrained(tiny / "base")
     model.load_adapter(str(result.folder))
-    assert attended_share(model, token_ids(4, 128)) == pytest.approx(result.budgets[0].pairs, abs=2e-3)
+    assert attended_share(model, token_ids(4, 128)) == pytest.approx(result.budgets[0].pairs, abs=1e-2)
 
 
 def test_budgets_at_several_lengths(tiny, tmp_path):
