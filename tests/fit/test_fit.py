@@ -150,8 +150,9 @@ def test_saving_again_changes_nothing(fitted, tiny, tmp_path):
 
 
 def test_the_adapter_attends_as_its_costs_were_measured(tiny, tmp_path):
-    """Groups of the adapter are groups of the fit: with one budget for all, pairs agree on the same windows, but for the
-    second layer, whose tokens have been through a sparse first one."""
+    """Groups of the adapter are groups of the fit: with one budget for all, pairs agree on the same windows.
+
+    But for the second layer, whose tokens have been through a sparse first one."""
     wanted = recipe(tiny, tmp_path / "a", uniform=True, pairs=[0.75], cost_windows=4, rows=128)
     result = fit(wanted)
     texts = [source.load() for source in wanted.sources()]
