@@ -22,7 +22,9 @@ def commit_of(name: str, revision: str | None = None) -> str | None:
     try:
         return str(HfApi(library_name="focus_hf").model_info(name, revision=revision, timeout=_TIMEOUT).sha)
     except Exception as error:
-        if not isinstance(error, HfHubHTTPError | OSError | ValueError) and not is_connection(error):
+        # The library's reader of cards takes a stranger's names for arguments of its own: TypeError and the like.
+        known = HfHubHTTPError | OSError | ValueError | TypeError | AttributeError | KeyError
+        if not isinstance(error, known) and not is_connection(error):
             raise
     try:
         cached = try_to_load_from_cache(name, "config.json", revision=revision)
@@ -39,4 +41,4 @@ def is_commit(revision: str | None) -> bool:
 def is_connection(error: Exception) -> bool:
     """HTTP libraries have their own exception families; their transport errors are known by name."""
     names = {cls.__name__ for cls in type(error).__mro__}
-    return bool(names & {"TransportError", "ConnectError", "TimeoutException", "ConnectionError"})
+    return bool(names & {"RequestError", "InvalidURL", "ConnectionError"})

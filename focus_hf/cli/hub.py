@@ -104,7 +104,8 @@ def push(
         show({**asdict(answer), "files": list(answer.files), "sizes": answer.files}, _planned(answer), as_json)
         return
     url = answer.pr_url or answer.commit_url
-    show({"repo_id": repo_id, "commit": answer.oid, "url": url}, f"Pushed to {url}", as_json)
+    text = f"Nothing to push: {repo_id} has all of it at {url}" if answer.unchanged else f"Pushed to {url}"
+    show({"repo_id": repo_id, "commit": answer.oid, "url": url, "unchanged": answer.unchanged}, text, as_json)
 
 
 def _planned(plan: PushPlan) -> str:

@@ -3,36 +3,36 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 from huggingface_hub import HfApi
-from huggingface_hub.errors import HfHubHTTPError
 
-from ..commits import is_connection
+from ..records.adapter_files import CONFIG_FILE
 from ..records.base_model import BaseFacts
+from .errors import HubError, hub_errors
+from .files import LARGEST
+from .remote import HubReader, strings
+from .transfer import Patience
 
-_TIMEOUT = 10.0
+#: Seconds to wait for what is good to know and not needed.
+_SECONDS = 20.0
 
 
 def base_facts(name: str, api: HfApi) -> BaseFacts | None:
     """Ask the Hub about a base model; ``None`` if it is not there, not ours to see, or the Hub is not reached."""
+    reader = HubReader(api, Patience(_SECONDS))
     try:
-        info = api.model_info(name, timeout=_TIMEOUT)
-        card = info.card_data.to_dict() if info.card_data else {}
-        config = {}
-        if any(file.rfilename == "config.json" for file in info.siblings or []):
-            config = json.loads(Path(api.hf_hub_download(name, "config.json", revision=info.sha)).read_text("utf-8"))
-    except (HfHubHTTPError, OSError, ValueError):
+        with hub_errors(name, api.endpoint):
+            model = reader.model(name)
+            config = {}
+            if "config.json" in model.files:
+                config = json.loads(reader.text(reader.url(model, "config.json"), LARGEST[CONFIG_FILE]))
+    except (HubError, ValueError, RecursionError):
         return None
-    except Exception as error:  # HTTP libraries have their own families of exceptions
-        if not is_connection(error):
-            raise
-        return None
-    language = card.get("language") or []
+    license = model.card.get("license")
     return BaseFacts(
         name,
-        str(info.sha),
-        card.get("license") if isinstance(card.get("license"), str) else None,
-        [language] if isinstance(language, str) else [str(item) for item in language],
+        model.commit,
+        license if isinstance(license, str) else None,
+        strings(model.card.get("language")),
         config if isinstance(config, dict) else {},
     )

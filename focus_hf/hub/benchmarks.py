@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import yaml
-from huggingface_hub import EvalResultEntry, HfApi, eval_result_entries_to_yaml
-from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, RepositoryNotFoundError
-from huggingface_hub.utils import HFValidationError
+from huggingface_hub import EvalResultEntry, HfApi, eval_result_entries_to_yaml, hf_hub_url
 
-from ..commits import is_connection
 from ..files import write_atomically
+from ..front_matter import MAX_CHARACTERS, read_yaml
 from ..records.results import Results
+from .errors import HubError, hub_errors
+from .remote import HubReader
 
 FOLDER = ".eval_results"
 
@@ -53,14 +52,9 @@ def write_benchmark_results(results: Results | None, folder: Path, api: HfApi) -
 
 def _declared_tasks(dataset: str, api: HfApi) -> list[str]:
     try:
-        path = api.hf_hub_download(dataset, _DECLARATION, repo_type="dataset")
-        declared: Any = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        with hub_errors(dataset, api.endpoint):
+            url = hf_hub_url(dataset, _DECLARATION, repo_type="dataset", endpoint=api.endpoint)
+            declared = read_yaml(HubReader(api).text(url, largest=MAX_CHARACTERS))
         return [str(task["id"]) for task in declared["tasks"]]
-    except (GatedRepoError, RepositoryNotFoundError, EntryNotFoundError, HFValidationError):
-        return []
-    except (yaml.YAMLError, KeyError, TypeError):
-        return []
-    except Exception as error:  # HTTP libraries have their own families of exceptions
-        if not is_connection(error):
-            raise
+    except (HubError, KeyError, TypeError, ValueError):
         return []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -17,6 +18,10 @@ from huggingface_hub.errors import (
 )
 
 from ..commits import is_connection
+from ..escape import one_line
+
+#: Characters of a server's reason that are shown: a paragraph.
+LONGEST_REASON = 1_000
 
 
 class HubError(RuntimeError):
@@ -55,6 +60,15 @@ def hub_errors(repo_id: str, endpoint: str) -> Iterator[None]:
         raise HubError(f"{endpoint} cannot be reached ({_line(error)}): check the network or HF_ENDPOINT.") from None
 
 
+@contextmanager
+def sense_errors(endpoint: str) -> Iterator[None]:
+    """Turn what the client makes of answers without sense, inside the block, into `HubError`."""
+    try:
+        yield
+    except (AttributeError, IndexError, KeyError, TypeError, RecursionError, json.JSONDecodeError) as error:
+        raise HubError(f"{endpoint} gives answers that make no sense ({error!r:.100}): is it a Hub?") from None
+
+
 def _raise_for_disk(error: OSError) -> None:
     """Say what to do where the machine's own disk is the trouble."""
     place = f" ({error.filename})" if error.filename else ""
@@ -71,7 +85,7 @@ def _of_status(error: HfHubHTTPError, repo_id: str, endpoint: str) -> str:
     if status == 401:
         return f"{endpoint} does not accept the token: log in with `hf auth login`, or pass token=."
     if status == 403:
-        return f"You may not write to {repo_id}: use a token with write access to its namespace."
+        return f"You may not write to {repo_id} ({_line(error)}): use a token with write access to its namespace."
     if status in (409, 412):
         return f"{repo_id} has changed meanwhile: look at the new version, then push again."
     if "HF_HUB_DISABLE_XET" in str(error):
@@ -80,5 +94,6 @@ def _of_status(error: HfHubHTTPError, repo_id: str, endpoint: str) -> str:
 
 
 def _line(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    return text[:200] or type(error).__name__
+    """What the server said, where it said something."""
+    text = " ".join((getattr(error, "server_message", None) or str(error)).split())
+    return one_line(text, limit=LONGEST_REASON) or type(error).__name__

@@ -9,10 +9,19 @@ from typing import Any
 
 from huggingface_hub import HfApi
 
-from ..records.adapter_files import WEIGHTS_FILE, AdapterConfig, check_adapter, names_a_folder, weights_hash
+from ..records.adapter_files import (
+    RESULTS_FILE,
+    WEIGHTS_FILE,
+    AdapterConfig,
+    check_adapter,
+    names_a_folder,
+    weights_hash,
+)
 from ..records.results import Results, load_results
 from .errors import hub_errors
+from .files import LARGEST
 from .pull import look_at_remote
+from .remote import HubReader, snapshot
 
 
 def adapter_info(
@@ -48,14 +57,18 @@ def adapter_info(
         }
     api = HfApi(endpoint=endpoint, token=token, library_name="focus_hf")
     with hub_errors(name, api.endpoint):
-        remote = look_at_remote(api, name, revision)
+        reader = HubReader(api)
+        remote = look_at_remote(reader, name, revision)
+        model, license = remote.model, remote.model.card.get("license")
+        if RESULTS_FILE in model.files:
+            reader.keep(model, RESULTS_FILE, LARGEST[RESULTS_FILE])
         return {
             "adapter": name,
-            "commit": remote.commit,
-            "downloads": remote.info.downloads or 0,
-            "likes": remote.info.likes or 0,
-            "license": remote.info.card_data.get("license") if remote.info.card_data else None,
-            **_facts(remote.config, load_results(remote.folder(api))),
+            "commit": model.commit,
+            "downloads": model.downloads,
+            "likes": model.likes,
+            "license": license if isinstance(license, str) else None,
+            **_facts(remote.config, load_results(snapshot(model))),
             "bytes": remote.size,
         }
 

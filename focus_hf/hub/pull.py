@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
-import struct
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from huggingface_hub import HfApi, ModelInfo, hf_hub_download, hf_hub_url, snapshot_download
-from huggingface_hub.utils import SafetensorsFileMetadata, build_hf_headers, get_session, hf_raise_for_status
+from huggingface_hub import HfApi, snapshot_download
 
+from ..escape import shown
 from ..records.adapter_files import (
-    ADAPTER_FILES,
     CONFIG_FILE,
-    RESULTS_FILE,
     WEIGHTS_FILE,
     AdapterConfig,
     AdapterFileError,
@@ -25,7 +23,9 @@ from ..records.adapter_files import (
     read_config,
     refuse_pickles,
 )
-from .errors import HubError, hub_errors
+from .errors import hub_errors
+from .files import LARGEST, LARGEST_FILE, adapter_files, remote_files
+from .remote import HubReader, RemoteModel, note_revision, snapshot
 
 
 def pull(
@@ -59,28 +59,23 @@ def pull(
     """
     api = HfApi(endpoint=endpoint, token=token, library_name="focus_hf")
     with hub_errors(repo_id, api.endpoint):
-        for _ in range(_TRIES):
-            commit = None if local_files_only else look_at_remote(api, repo_id, revision).commit
-            cached = Path(
-                snapshot_download(
-                    repo_id,
-                    revision=revision,  # by its name, so that the cache knows the name when it is asked offline
-                    allow_patterns=list(ADAPTER_FILES),
-                    token=token,
-                    endpoint=endpoint,
-                    local_files_only=local_files_only,
-                )
-            )
-            if commit in (None, cached.name):
-                break
+        if local_files_only:
+            cached = Path(snapshot_download(repo_id, revision=revision, local_files_only=True))
         else:
-            raise HubError(f"{repo_id} changes all the time: pull a commit of it with revision (--revision).")
+            cached = _fetch(HubReader(api), repo_id, revision)
         check_adapter(cached)
         return cached if folder is None else _place(cached, Path(folder))
 
 
-#: How often a pull starts again because the branch moved between the check and the download.
-_TRIES = 3
+def _fetch(reader: HubReader, repo_id: str, revision: str | None) -> Path:
+    """Put an adapter's files into the cache, all of one commit."""
+    remote = look_at_remote(reader, repo_id, revision)
+    model = remote.model
+    for name in remote_files(model.files, model.repo_id):
+        largest = remote.size if name == WEIGHTS_FILE else LARGEST.get(name, LARGEST_FILE)
+        reader.keep(model, name, largest)
+    note_revision(model, revision)
+    return snapshot(model)
 
 
 def adapter_folder(adapter: str | os.PathLike[str], *, revision: str | None = None) -> Path:
@@ -102,63 +97,77 @@ class RemoteAdapter:
     """An adapter on the Hub whose weights have not been downloaded.
 
     Args:
-        info: what the Hub says of it.
-        commit: that was looked at.
+        model: what the Hub says of it.
         config: its configuration.
-        size: of the weights in bytes.
+        size: of the weights in bytes, as their header describes them.
     """
 
-    info: ModelInfo
-    commit: str
+    model: RemoteModel
     config: AdapterConfig
     size: int
 
-    def folder(self, api: HfApi) -> Path:
-        """The folder in the cache that holds its small files."""
-        names = {file.rfilename for file in self.info.siblings or []} & {CONFIG_FILE, RESULTS_FILE}
-        paths = [_download(api, self.info.id, name, self.commit) for name in sorted(names)]
-        return paths[0].parent
 
-
-def look_at_remote(api: HfApi, repo_id: str, revision: str | None) -> RemoteAdapter:
-    """Check what can be checked without the weights: all later reads should name the commit that comes back.
+def look_at_remote(reader: HubReader, repo_id: str, revision: str | None) -> RemoteAdapter:
+    """Check what can be checked without the weights, and put the configuration into the cache.
 
     Raises:
         AdapterFileError: it is not a sound Focus adapter.
     """
-    info = api.model_info(repo_id, revision=revision, files_metadata=True)
-    sizes, commit = {file.rfilename: file.size for file in info.siblings or []}, str(info.sha)
+    model = reader.model(repo_id, revision)
     source = f"{repo_id} on the Hub"
-    if CONFIG_FILE not in sizes:
+    if CONFIG_FILE not in model.files:
         raise AdapterFileError(f"{source} has no {CONFIG_FILE}: it is not an adapter.")
-    config = read_config(_download(api, repo_id, CONFIG_FILE, commit).parent)
-    refuse_pickles(list(sizes), source)
-    if WEIGHTS_FILE not in sizes:
-        raise AdapterFileError(f"{source} has no {WEIGHTS_FILE}; ask its author to push it again.")
-    header = api.parse_safetensors_file_metadata(repo_id, WEIGHTS_FILE, revision=commit)
+    config = read_config(reader.keep(model, CONFIG_FILE, LARGEST[CONFIG_FILE]).parent)
+    refuse_pickles(list(model.files), source)
+    if WEIGHTS_FILE not in model.files:
+        raise AdapterFileError(f"{source} has no {WEIGHTS_FILE}; {_AGAIN}")
     weights = f"{WEIGHTS_FILE} of {source}"
-    check_tensors({name: tensor.shape for name, tensor in header.tensors.items()}, config, weights)
-    size, described = int(sizes[WEIGHTS_FILE] or 0), _described_size(api, repo_id, commit, header)
-    if size and size != described:
+    shapes, described = _read_header(reader, model, weights)
+    check_tensors(shapes, config, weights)
+    size = model.files[WEIGHTS_FILE].size
+    if size is not None and size != described:
         raise AdapterFileError(
             f"{weights} has {size:,} bytes, but its header describes {described:,}: it is cut short or holds "
-            "something else; ask its author to push it again."
+            f"something else; {_AGAIN}"
         )
-    return RemoteAdapter(info, commit, config, size)
+    return RemoteAdapter(model, config, described)
 
 
-def _described_size(api: HfApi, repo_id: str, commit: str, header: SafetensorsFileMetadata) -> int:
-    """Bytes that a safetensors file should have: the length of its header, the header, the numbers."""
-    url = hf_hub_url(repo_id, WEIGHTS_FILE, revision=commit, endpoint=api.endpoint)
-    headers = {**build_hf_headers(token=api.token), "range": "bytes=0-7"}
-    response = get_session().get(url, headers=headers, follow_redirects=True)
-    hf_raise_for_status(response)
-    (length,) = struct.unpack("<Q", response.content[:8])
-    return 8 + int(length) + max((tensor.data_offsets[1] for tensor in header.tensors.values()), default=0)
+_AGAIN = "ask its author to push it again."
+
+#: Bytes of a safetensors header: the three tensors of a layer take about 400.
+_LARGEST_HEADER = 4 * 1024 * 1024
+
+#: Bytes read at first, which hold most headers.
+_FIRST_PART = 100_000
 
 
-def _download(api: HfApi, repo_id: str, name: str, commit: str) -> Path:
-    return Path(hf_hub_download(repo_id, name, revision=commit, token=api.token, endpoint=api.endpoint))
+def _read_header(reader: HubReader, model: RemoteModel, source: str) -> tuple[dict[str, list[int]], int]:
+    """Shapes by name, and how many bytes the whole file should have.
+
+    Raises:
+        AdapterFileError: it is not the header of a safetensors file.
+    """
+    start = reader.part(model, WEIGHTS_FILE, 0, _FIRST_PART)
+    length = int.from_bytes(start[:8], "little")
+    if len(start) < 8 or length > _LARGEST_HEADER:
+        raise AdapterFileError(f"{source} has no safetensors header of at most {_LARGEST_HEADER:,} bytes; {_AGAIN}")
+    if 8 + length > len(start):
+        start += reader.part(model, WEIGHTS_FILE, len(start), 8 + length - len(start))
+    try:
+        said = json.loads(start[8 : 8 + length])
+        said.pop("__metadata__", None)
+        shapes = {name: [_size(n) for n in tensor["shape"]] for name, tensor in said.items()}
+        ends = [_size(tensor["data_offsets"][1]) for tensor in said.values()]
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError, RecursionError) as error:
+        raise AdapterFileError(f"{source} has a header that cannot be read ({shown(error)}); {_AGAIN}") from None
+    return shapes, 8 + length + max(ends, default=0)
+
+
+def _size(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
+        raise ValueError(f"a size of {shown(value)}")
+    return value
 
 
 def _place(cached: Path, folder: Path) -> Path:
@@ -168,7 +177,9 @@ def _place(cached: Path, folder: Path) -> Path:
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
     try:
-        shutil.copytree(cached, partial, dirs_exist_ok=True)
+        for name in adapter_files(cached):
+            (partial / name).parent.mkdir(exist_ok=True)
+            shutil.copyfile(cached / name, partial / name)
         partial.chmod(0o755)
         os.replace(partial, folder)
     except BaseException:

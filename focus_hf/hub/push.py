@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import difflib
-import fnmatch
 import json
 import os
 import shutil
 import tempfile
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +22,18 @@ from ..card.card import FocusModelCard
 from ..card.metadata import check_hub_id
 from ..card.read import CARD, is_ours, own_words, read_card, read_metadata
 from ..card.sections import CardText
+from ..escape import one_line
 from ..files import write_atomically
-from ..records.adapter_files import ADAPTER_FILES, CONFIG_FILE, check_adapter, read_json
+from ..front_matter import card_metadata
+from ..records.adapter_files import CONFIG_FILE, check_adapter, read_json
 from ..records.base_model import BaseFacts, check_fits
 from ..records.results import Results, load_results, save_results
 from .base import base_facts
 from .benchmarks import write_benchmark_results
-from .errors import HubError, hub_errors
+from .errors import HubError, hub_errors, sense_errors
+from .files import LARGEST, adapter_files
+from .remote import HubReader, RemoteFile
+from .transfer import Patience, bounded_answers
 
 #: How often a push starts again because somebody else pushed something that does not concern it.
 _TRIES = 3
@@ -50,13 +56,34 @@ class PushPlan:
     notes: list[str] = field(default_factory=list)
 
 
+@dataclass
+class Pushed(CommitInfo):
+    """The commit of a push.
+
+    Args:
+        unchanged: everything was there already: it is the commit that was found.
+    """
+
+    unchanged: bool = False
+
+
 @dataclass(frozen=True)
 class _Remote:
-    """A repository as it is now."""
+    """A repository as it is now.
+
+    Args:
+        commit: of the branch, or of ``main`` where the branch does not exist yet; ``None`` without a repository.
+        card: its README.md.
+        files: by name.
+        is_public: everybody may see it.
+        has_branch: the branch exists.
+    """
 
     commit: str | None = None
     card: str | None = None
-    blobs: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, RemoteFile] = field(default_factory=dict)
+    is_public: bool = False
+    has_branch: bool = True
 
 
 def push_to_hub(
@@ -76,7 +103,7 @@ def push_to_hub(
     force: bool = False,
     explorer: str | None = None,
     **card_options: Any,
-) -> CommitInfo | PushPlan:
+) -> Pushed | PushPlan:
     """Push a Focus adapter and its card to the Hub.
 
     Everything is checked before anything is sent, and arrives in one commit on top of the version that was looked at.
@@ -89,7 +116,7 @@ def push_to_hub(
         adapter_name: which adapter, if the model has several.
         base_model: Hub id of the base model, needed if it was loaded from a folder.
         results: measured quality for the card; the folder's ``focus_results.json`` by default.
-        private: create a private repository.
+        private: create a private repository; one that exists must be private already.
         create_pr: open a pull request instead of committing to the branch.
         revision: branch to commit to; made from ``main`` if it does not exist.
         commit_message: of the commit.
@@ -127,11 +154,16 @@ def push_to_hub(
             notes: list[str] = []
             try:
                 with hub_errors(repo_id, api.endpoint):
-                    remote = _look(api, repo_id, revision)
+                    remote = _look(HubReader(api), repo_id, revision)
             except HubError as error:
                 if not dry_run:
                     raise
                 remote, notes = _Remote(), [f"Not compared with what is on the Hub: {error}"]
+            if private and remote.is_public:
+                raise ValueError(
+                    f"{repo_id} exists and is public; private (--private) is for new repositories. Make it private on "
+                    "its settings page, or push without it."
+                )
             _stop_if_concerned(before, remote, folder, repo_id)
             before = remote
             merged = _merge_cards(card, written, remote.card, force, notes)
@@ -165,22 +197,6 @@ def _gather(model_or_folder: Any, target: Path, adapter_name: str | None, result
         save_results(results, target)
 
 
-def adapter_files(folder: Path) -> list[str]:
-    """Files of a folder that belong to an adapter.
-
-    Links may lead to files of the folder itself, or, in the Hub's cache, to the blobs of the same repository; others
-    could lead anywhere and are left out.
-    """
-    homes = [folder.resolve(), folder.resolve().parent.parent / "blobs"]
-    found = [path for path in folder.rglob("*") if path.is_file() and any(_is_in(path, home) for home in homes)]
-    names = [path.relative_to(folder).as_posix() for path in found]
-    return sorted(name for name in names if any(fnmatch.fnmatch(name, pattern) for pattern in ADAPTER_FILES))
-
-
-def _is_in(path: Path, home: Path) -> bool:
-    return path.resolve().is_relative_to(home)
-
-
 def _name_base(folder: Path, base_model: str | None, api: HfApi) -> BaseFacts | None:
     """Write the base model's Hub id into the configuration: a path on this machine must not leave it."""
     config = check_adapter(folder)
@@ -202,28 +218,26 @@ def _licence(card: str, base: BaseFacts | None) -> list[str]:
     return [f"The card states no licence: {reason}. Give one with license (--license)."]
 
 
-def _look(api: HfApi, repo_id: str, revision: str | None) -> _Remote:
+def _look(reader: HubReader, repo_id: str, revision: str | None) -> _Remote:
+    """What there is now; of a branch to be made, what it will start from."""
     try:
-        info = api.model_info(repo_id, revision=revision, files_metadata=True)
+        model = reader.model(repo_id, revision)
     except RevisionNotFoundError:
-        return _Remote()
+        return replace(_look(reader, repo_id, None), has_branch=False) if revision else _Remote()
     except RepositoryNotFoundError as error:
         if type(error) is not RepositoryNotFoundError:  # gated: it is there
             raise
         return _Remote()
-    blobs = {file.rfilename: str(file.blob_id) for file in info.siblings or []}
-    card = None
-    if CARD in blobs:
-        card = Path(api.hf_hub_download(repo_id, CARD, revision=info.sha)).read_text(encoding="utf-8")
-    return _Remote(str(info.sha), card, blobs)
+    card = reader.text(reader.url(model, CARD), LARGEST[CARD]) if CARD in model.files else None
+    return _Remote(model.commit, card, model.files, is_public=not model.private)
 
 
 def _stop_if_concerned(before: _Remote | None, now: _Remote, folder: Path, repo_id: str) -> None:
     """A push in between is no matter unless it changed a file that we send; cards are merged."""
     if before is None:
         return
-    names = before.blobs.keys() | now.blobs.keys()
-    changed = {name for name in names if before.blobs.get(name) != now.blobs.get(name)}
+    names = before.files.keys() | now.files.keys()
+    changed = {name for name in names if before.files.get(name) != now.files.get(name)}
     if both := sorted(changed & (set(adapter_files(folder)) - {CARD})):
         raise HubError(f"Somebody pushed {both[0]} to {repo_id} meanwhile: look at the new version, then push again.")
 
@@ -232,9 +246,17 @@ def _merge_cards(made: FocusModelCard, written: str | None, remote: str | None, 
     """The card to push, from the one made now, the folder's and the Hub's; nobody's words are lost.
 
     Raises:
-        ValueError: the folder's card and the Hub's both hold words that the other lacks.
+        ValueError: the folder's card and the Hub's both hold words that the other lacks, or one cannot be read.
     """
     remote = None if force else remote
+    for card, where in ((remote, "on the Hub"), (written, "in the folder")):
+        try:
+            card_metadata(card or "")
+        except ValueError as error:
+            raise ValueError(
+                f"The README.md {where} has metadata that cannot be read ({one_line(str(error))}): mend it there, or "
+                "replace the one on the Hub with force (--force)."
+            ) from None
     older = [card for card in (remote, written) if card is not None]
     words = {own for card in older if (own := own_words(card))}
     if len(words) > 1:
@@ -256,11 +278,19 @@ def _plan(repo_id: str, folder: Path, remote: _Remote, card: str, notes: list[st
     names = adapter_files(folder)
     if remote.card is not None and remote.card == card:
         names.remove(CARD)
-    lines = difflib.unified_diff(
-        (remote.card or "").splitlines(), card.splitlines(), "card on the Hub", "card to push", lineterm=""
-    )
-    changes = "" if remote.card is None else "\n".join(lines)
+    changes = "" if remote.card is None else _difference(remote.card, card)
     return PushPlan(repo_id, {name: (folder / name).stat().st_size for name in names}, changes, list(notes))
+
+
+#: Lines of a card that are compared with another; the time it takes grows with their square.
+_MOST_LINES = 5_000
+
+
+def _difference(old: str, new: str) -> str:
+    before, after = old.splitlines(), new.splitlines()
+    if max(len(before), len(after)) > _MOST_LINES:
+        return f"(a card of {len(before):,} lines becomes one of {len(after):,})"
+    return "\n".join(difflib.unified_diff(before, after, "card on the Hub", "card to push", lineterm=""))
 
 
 def _commit(
@@ -272,20 +302,55 @@ def _commit(
     private: bool,
     create_pr: bool,
     message: str | None,
-) -> CommitInfo:
+) -> Pushed:
     for note in plan.notes:
         warnings.warn(note, stacklevel=4)
-    api.create_repo(plan.repo_id, private=private, exist_ok=True)
-    parent = remote.commit
-    if parent is None:
-        if revision is not None:
-            api.create_branch(plan.repo_id, branch=revision, exist_ok=True)
-        parent = api.model_info(plan.repo_id, revision=revision).sha
-    return api.create_commit(
-        plan.repo_id,
-        [CommitOperationAdd(name, folder / name) for name in plan.files],
-        commit_message=message or "Push Focus adapter",
-        create_pr=create_pr,
-        revision=revision,
-        parent_commit=parent,
-    )
+    patience = Patience()
+    patience.arrived(sum(plan.files.values()))
+
+    def send() -> CommitInfo:
+        with _place_for(api, plan.repo_id, remote, revision, private) as parent:
+            return api.create_commit(
+                plan.repo_id,
+                [CommitOperationAdd(name, folder / name) for name in plan.files],
+                commit_message=message or "Push Focus adapter",
+                create_pr=create_pr,
+                revision=revision,
+                parent_commit=parent,
+            )
+
+    with sense_errors(api.endpoint), bounded_answers():
+        done = patience.wait_for(send, api.endpoint)
+    return Pushed(
+        done.commit_url, done.commit_message, done.commit_description, done.oid, done._endpoint, done.pr_url,
+        unchanged=done.pr_url is None and done.oid == remote.commit,
+    )  # fmt: skip
+
+
+@contextmanager
+def _place_for(api: HfApi, repo_id: str, remote: _Remote, revision: str | None, private: bool) -> Iterator[str]:
+    """The commit that a push follows; a repository or branch made for it is removed again if the push is refused."""
+    made: Callable[[], object] | None = None
+    if remote.commit is None and _make_repository(api, repo_id, private):
+        made = partial(api.delete_repo, repo_id)
+    try:
+        parent = remote.commit or str(api.model_info(repo_id).sha)
+        if revision is not None and (made or not remote.has_branch):
+            api.create_branch(repo_id, branch=revision, revision=parent)
+            made = made or partial(api.delete_branch, repo_id, branch=revision)
+        yield parent
+    except (HfHubHTTPError, ValueError):  # a broken connection is no refusal: what was sent may have arrived
+        if made and api.model_info(repo_id, revision=revision).sha == parent:  # nobody else has used it
+            made()
+        raise
+
+
+def _make_repository(api: HfApi, repo_id: str, private: bool) -> bool:
+    """Whether there was none."""
+    try:
+        api.create_repo(repo_id, private=private)
+    except HfHubHTTPError as error:
+        if error.response is None or error.response.status_code != 409:
+            raise
+        return False
+    return True

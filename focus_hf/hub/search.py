@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-import datetime
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
-from huggingface_hub import HfApi, ModelInfo
-from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, RepositoryNotFoundError
+from huggingface_hub import HfApi
+from huggingface_hub.errors import HfHubHTTPError
 
+from ..escape import one_line
 from ..records.adapter_files import CONFIG_FILE, GROUPS_FILE, AdapterFileError, read_config
 from ..records.group_report import GroupReport
-from .errors import hub_errors
+from ..records.typed import is_number
+from .errors import HubError, hub_errors
+from .files import LARGEST
+from .remote import HubReader, RemoteModel, strings
 
 #: Orders, best first.
 SORTS = ("downloads", "likes", "date", "perplexity")
+
+#: What the Hub calls them; it knows no perplexities.
+_SERVER_SORTS = {"likes": "likes", "date": "lastModified"}
 
 #: What people call parts of speech (Universal Dependencies), and the other way round.
 _NAMES = {
@@ -110,23 +116,34 @@ def search(
     if limit < 1:
         raise ValueError(f"limit must be at least 1, got {limit}.")
     api = HfApi(endpoint=endpoint, token=token, library_name="focus_hf")
+    reader = HubReader(api)
     filters = ["focus", *tags, *([f"base_model:adapter:{base_model}"] if base_model else [])]
-    order: Any = {"likes": "likes", "date": "last_modified"}.get(sort, "downloads")
+    query = [*(("filter", tag) for tag in filters), ("sort", _SERVER_SORTS.get(sort, "downloads"))]
+    query += [(name, value) for name, value in (("author", author), ("search", text)) if value]
+    query += [("full", "true"), ("cardData", "true")]
     found: list[Found] = []
     with hub_errors(base_model or "The search", api.endpoint):
-        listed = api.list_models(filter=filters, author=author, search=text, sort=order, full=True, cardData=True)
-        for info in listed:
-            adapter = _read(info, api)
-            wanted = all(
-                value is None or value == getattr(adapter, name)
-                for name, value in (("num_groups", num_groups), ("top_k", top_k))
-            )
-            if not wanted or (domain and not _about(info, adapter, domain)):
-                continue
-            if group is not None:
-                adapter.groups = [where for where in _groups(info, api) if _matches(where, group)]
-                if not adapter.groups:
+        for said in reader.models(query):
+            try:
+                model = RemoteModel.from_json(said)
+                if not set(filters) <= {*model.tags, *strings(model.card.get("tags"))}:
+                    continue  # a Hub without filters
+                adapter = _read(model, reader)
+                wanted = all(
+                    value is None or value == getattr(adapter, name)
+                    for name, value in (("num_groups", num_groups), ("top_k", top_k))
+                )
+                if not wanted or (domain and not _about(model, adapter, domain)):
                     continue
+                if group is not None:
+                    adapter.groups = [where for where in _groups(model, reader) if _matches(where, group)]
+                    if not adapter.groups:
+                        continue
+            except (HubError, ValueError) as error:
+                if reader.patience.over:
+                    raise
+                warnings.warn(f"A result of the search is left out: {one_line(str(error))}", stacklevel=2)
+                continue
             found.append(adapter)
             if len(found) == limit and sort != "perplexity":
                 break
@@ -135,72 +152,63 @@ def search(
     return found[:limit]
 
 
-def _read(info: ModelInfo, api: HfApi) -> Found:
+def _read(model: RemoteModel, reader: HubReader) -> Found:
     """What the card says; settings from the configuration where the card is silent."""
-    card = info.card_data.to_dict() if info.card_data else {}
+    card = model.card
     said = card.get("focus")
     focus: dict[str, Any] = said if isinstance(said, dict) else {}
     values = {name: _number(focus.get(name), int) for name in ("num_groups", "top_k", "local_window")}
     base = card.get("base_model")
-    if None in values.values() and any(file.rfilename == CONFIG_FILE for file in info.siblings or []):
+    if None in values.values() and model.commit and CONFIG_FILE in model.files:
         try:
-            config = read_config(Path(_download(api, info, CONFIG_FILE)).parent)
+            config = read_config(reader.keep(model, CONFIG_FILE, LARGEST[CONFIG_FILE]).parent)
             values = {name: getattr(config, name) for name in values}
             base = base or config.base_model_name_or_path
-        except (AdapterFileError, EntryNotFoundError, RepositoryNotFoundError):
+        except (AdapterFileError, HfHubHTTPError):
             pass  # gated, or not an adapter that we can read: listed all the same
-    updated = info.last_modified
+    license = card.get("license")
     return Found(
-        info.id,
-        base[0] if isinstance(base, list) and base else base if isinstance(base, str) else None,
+        model.repo_id,
+        next(iter(strings(base)), None),
         **values,
         perplexity_change=_number(focus.get("perplexity_change"), float),
-        groups=_strings(focus.get("groups")),
-        downloads=info.downloads or 0,
-        likes=info.likes or 0,
-        updated=updated.date().isoformat() if isinstance(updated, datetime.datetime) else "",
-        license=card.get("license") if isinstance(card.get("license"), str) else None,
-        datasets=_strings(card.get("datasets")),
-        private=bool(info.private),
-        gated=bool(info.gated),
-        commit=str(info.sha or ""),
+        groups=strings(focus.get("groups")),
+        downloads=model.downloads,
+        likes=model.likes,
+        updated=model.updated,
+        license=license if isinstance(license, str) else None,
+        datasets=strings(card.get("datasets")),
+        private=model.private,
+        gated=model.gated,
+        commit=model.commit,
     )
-
-
-def _strings(value: Any) -> list[str]:
-    return [item for item in (value if isinstance(value, list) else [value]) if isinstance(item, str)]
 
 
 def _number(value: Any, kind: type) -> Any:
     """A number from a card, which may say anything."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return kind(value) if is_number and value == value else None
+    return kind(value) if is_number(value) else None
 
 
-def _about(info: ModelInfo, adapter: Found, domain: str) -> bool:
-    return any(domain.lower() in name.lower() for name in (info.id, *(info.tags or []), *adapter.datasets))
+def _about(model: RemoteModel, adapter: Found, domain: str) -> bool:
+    return any(domain.lower() in name.lower() for name in (model.repo_id, *model.tags, *adapter.datasets))
 
 
-def _groups(info: ModelInfo, api: HfApi) -> Iterator[str]:
+def _groups(model: RemoteModel, reader: HubReader) -> Iterator[str]:
     """What each group of an adapter is about, and where it is: ``"PUNCT (layer 2, group 3)"``."""
-    try:
-        for path in api.get_paths_info(info.id, GROUPS_FILE, revision=info.sha):
-            if getattr(path, "size", 0) <= _LARGEST_REPORT:
-                report = GroupReport.from_json(_download(api, info, GROUPS_FILE))
-                for number, layer in enumerate(report.layers):
-                    where = f"layer {number}" if layer.head is None else layer.title
-                    for place, group in enumerate(layer.groups):
-                        if group.label not in ("mixed", "empty"):
-                            yield f"{group.label} ({where}, group {place})"
-    except (GatedRepoError, EntryNotFoundError, ValueError):
+    if not model.commit or GROUPS_FILE not in model.files:
         return
+    try:
+        report = GroupReport.from_json(reader.keep(model, GROUPS_FILE, _LARGEST_REPORT))
+    except HfHubHTTPError:  # gated
+        return
+    for number, layer in enumerate(report.layers):
+        where = f"layer {number}" if layer.head is None else layer.title
+        for place, group in enumerate(layer.groups):
+            if group.label not in ("mixed", "empty"):
+                yield f"{group.label} ({where}, group {place})"
 
 
 def _matches(where: str, wanted: str) -> bool:
     label = where.partition(" (")[0]
     names = {label.lower(), _NAMES.get(label, label).lower()}
     return wanted.lower().rstrip("s") in {name.rstrip("s") for name in names}
-
-
-def _download(api: HfApi, info: ModelInfo, name: str) -> str:
-    return str(api.hf_hub_download(info.id, name, revision=info.sha))

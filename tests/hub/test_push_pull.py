@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 import focus_hf
 from focus_hf.hub import HubError
+from focus_hf.hub.remote import HubReader
 from focus_hf.local_hub import LocalHub
 from focus_hf.records import AdapterFileError, check_adapter, save_results
 from tests.families import FAMILIES, base_model, focus_model, logits, token_ids
@@ -173,12 +174,12 @@ def test_shapes_are_checked_before_the_weights_are_downloaded(hub, adapter, tmp_
     api.create_repo("demo/wrong-shape")
     api.upload_folder(folder_path=adapter, repo_id="demo/wrong-shape")
 
-    def must_not_be_called(*args, **kwargs):
-        raise AssertionError("downloaded")
-
-    monkeypatch.setattr(sys.modules["focus_hf.hub.pull"], "snapshot_download", must_not_be_called)
+    read = []
+    keep = HubReader.keep
+    monkeypatch.setattr(HubReader, "keep", lambda *args: read.append(args[2]) or keep(*args))
     with pytest.raises(AdapterFileError, match=r"has shape \(9,\)"):
         focus_hf.pull("demo/wrong-shape", endpoint=hub.endpoint)
+    assert read == ["adapter_config.json"]
 
 
 def test_errors_of_the_hub_are_one_line_that_says_what_to_do(hub, adapter, tmp_path):

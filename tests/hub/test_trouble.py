@@ -143,7 +143,7 @@ def test_a_full_disk_and_a_read_only_cache(hub, tmp_path, monkeypatch, number, m
     def fails(*args, **kwargs):
         raise OSError(number, os.strerror(number), str(tmp_path / "file"))
 
-    monkeypatch.setattr(sys.modules["focus_hf.hub.pull"], "snapshot_download", fails)
+    monkeypatch.setattr(sys.modules["focus_hf.hub.remote"], "download", fails)
     with pytest.raises(HubError, match=message):
         focus_hf.pull("demo/a", tmp_path / "new", endpoint=hub.endpoint)
     assert not (tmp_path / "new").exists()
@@ -153,11 +153,11 @@ def test_a_full_disk_and_a_read_only_cache(hub, tmp_path, monkeypatch, number, m
 
 def test_a_disk_that_fills_while_files_are_put_into_a_folder(hub, tmp_path, monkeypatch):
     def fails(source, target, **options):
-        shutil.copyfile(next(Path(source).iterdir()), Path(target) / "part")
-        raise shutil.Error([(source, target, "[Errno 28] No space left on device")])
+        Path(target).write_bytes(Path(source).read_bytes()[:10])
+        raise OSError(errno.ENOSPC, "No space left on device", str(target))
 
-    monkeypatch.setattr(sys.modules["focus_hf.hub.pull"].shutil, "copytree", fails)
-    with pytest.raises(OSError, match="No space left"):
+    monkeypatch.setattr(sys.modules["focus_hf.hub.pull"].shutil, "copyfile", fails)
+    with pytest.raises(HubError, match="No space is left on the disk"):
         focus_hf.pull("demo/a", tmp_path / "out" / "adapter", endpoint=hub.endpoint)
     assert list((tmp_path / "out").iterdir()) == []  # not even a part of it
 
