@@ -53,7 +53,7 @@ def test_training_writes_a_line_at_every_logging_step(trained):
     said = [line for line in lines if line in ("reading text", "training", "balancing groups", "measuring")]
     assert said == ["reading text", "training", "balancing groups", "measuring"]
     measured = [line for line in lines if line.startswith("measured ")]
-    assert len(measured) == 4 and measured[0] == "measured held_out.txt, 64 tokens: dense (base model)"
+    assert len(measured) == 6 and measured[0] == "measured held_out.txt, 64 tokens: dense (base model)"
     assert "\x1b" not in trained[1] and "\r" not in trained[1]
 
 
@@ -62,7 +62,7 @@ def test_eval_and_groups_say_how_far_they_are(trained, tiny):
     done = subprocess.run([FOCUS_HF, "eval", *shared, "--top-k", "1,2"], capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     rows = [line for line in done.stderr.splitlines() if line.startswith("held_out.txt, 64 tokens: ")]
-    assert [re.search(r": (\d)/4, \d:\d\d:\d\d so far", row)[1] for row in rows] == ["1", "2", "3", "4"], done.stderr
+    assert [re.search(r": (\d)/6, \d:\d\d:\d\d so far", row)[1] for row in rows] == list("123456"), done.stderr
     done = subprocess.run([FOCUS_HF, "groups", *shared], capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     assert re.fullmatch(r"tokens: [\d,]{5,}, \d:\d\d:\d\d so far", done.stderr.splitlines()[-1]), done.stderr
