@@ -46,11 +46,11 @@ def test_every_command_has_help_with_an_example():
     assert listed.returncode == 0
     load_commands([])
     commands = [command.name or command.callback.__name__ for command in app.registered_commands]
-    expected = "train eval compare groups explore card push pull search verify info bench demo hub"
+    expected = "train fit eval compare groups explore card push pull search verify info bench demo hub"
     assert set(expected.split()) == set(commands)
     ordered = [command for names in HEADINGS.values() for command in names]
     assert sorted(ordered) == sorted(commands)  # a new command has a heading
-    in_order = "Start here|demo|Make an adapter|train|eval|groups|explore|compare|Share it|card|push|pull|"
+    in_order = "Start here|demo|Make an adapter|train|fit|eval|groups|explore|compare|Share it|card|push|pull|"
     in_order += "Find one, and trust it|search|info|verify|This machine|hub|bench"
     found = [re.search(rf"^.{{1,2}} {shown} ", listed.stdout, re.MULTILINE).start() for shown in in_order.split("|")]
     assert found == sorted(found), listed.stdout
