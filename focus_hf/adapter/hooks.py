@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from torch import nn
 
+from ..escape import shown
 from .cache import find_cache
 from .call import RoutedConfig
 from .layer import FocusLayer
@@ -19,6 +21,20 @@ def add_hooks(attention: nn.Module, router: FocusLayer) -> None:
         attention.register_forward_pre_hook(hooks.before, with_kwargs=True),
         attention.register_forward_hook(hooks.after, always_call=True),
     ]
+
+
+def refuse_mixed_batch(names: Iterable[str] | None, active: Collection[str]) -> None:
+    """Refuse a call whose rows are to follow adapters (PEFT's ``adapter_names``) other than the active ones.
+
+    Raises:
+        ValueError: there is another one.
+    """
+    others = sorted(set(names or ()) - set(active))
+    if others:
+        raise ValueError(
+            f"adapter_names: a batch cannot mix Focus adapters, and {shown(others[0])} is not the active one. Call "
+            "the model once for each adapter, after set_adapter()."
+        )
 
 
 class _Hooks:
@@ -36,6 +52,7 @@ class _Hooks:
                 "Focus does not route continuous batching (generate_batch, paged caches): its output would be wrong. "
                 "Use generate(), or switch the adapter off."
             )
+        refuse_mixed_batch(kwargs.get("adapter_names"), [adapter_name])
         hidden_states = args[0] if args else kwargs["hidden_states"]
         cache = find_cache((*args, *kwargs.values()))
         call = route(self.router, adapter_name, hidden_states, cache, kwargs.get("attention_mask"))

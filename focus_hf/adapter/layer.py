@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from .. import routing
-from ..attention import HeadClass, Kernel, Pattern, WhoAttends
+from ..attention import HARD_GATE, HeadClass, Kernel, Pattern, WhoAttends
 from .config import FocusConfig
 from .heads import HeadScores, HeadView, head_scores
 
@@ -233,10 +233,19 @@ class FocusLayer(nn.Module, BaseTunerLayer):
             )
         self._checked.add(adapter_name)
 
-    def learns(self, adapter_name: str) -> bool:
-        """Whether this forward pass trains an adapter's centroids."""
+    def learns(self, adapter_name: str, *, starts: bool) -> bool:
+        """Whether a call gives gradients to an adapter's centroids: in training, and in eval mode where that changes
+        no value, with the hard gate.
+
+        Args:
+            adapter_name: whose centroids.
+            starts: the call starts its sequences. One that continues a cache cannot, and is an error in training only.
+        """
         centroids = self.focus_centroids.get(adapter_name)
-        return self.training and torch.is_grad_enabled() and centroids is not None and centroids.requires_grad
+        if not torch.is_grad_enabled() or centroids is None or not centroids.requires_grad:
+            return False
+        config = self.configs[adapter_name]
+        return self.training or (starts and config.plain and config.gate == HARD_GATE)
 
     def extra_repr(self) -> str:
         return ", ".join(

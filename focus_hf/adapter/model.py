@@ -11,10 +11,9 @@ from peft.config import PeftConfig
 from peft.tuners.tuners_utils import BaseTuner, check_target_module_exists
 from torch import Tensor, nn
 
-from ..escape import shown
 from ..records.adapter_files import ROUTER, AdapterFileError
 from .heads import check_heads, key_value_heads
-from .hooks import add_hooks
+from .hooks import add_hooks, refuse_mixed_batch
 from .layer import FocusLayer
 from .loading import awaits_weights, guard, remove_guard, take_out, tensors_for
 from .pins import warn_if_other_base
@@ -94,12 +93,7 @@ class FocusModel(BaseTuner):
         Raises:
             ValueError: ``adapter_names`` asks for other adapters than the active one.
         """
-        others = sorted(set(kwargs.get("adapter_names") or ()) - set(self.active_adapters))
-        if others:
-            raise ValueError(
-                f"adapter_names: a batch cannot mix Focus adapters, and {shown(others[0])} is not the active one. "
-                "Call the model once for each adapter, after set_adapter()."
-            )
+        refuse_mixed_batch(kwargs.get("adapter_names"), self.active_adapters)
         yield
 
     def _check_target_module_exists(self, peft_config: PeftConfig, key: str) -> Any:  # type: ignore[override]

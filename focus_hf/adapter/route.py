@@ -37,14 +37,14 @@ def route(router: FocusLayer, adapter_name: str, hidden_states: Tensor, cache: A
     decision = decide(
         config,
         router.mode,
-        learns=router.learns(adapter_name),
+        learns=router.learns(adapter_name, starts=layer is None or not tokens_seen(layer)),
         new_tokens=hidden_states.shape[1],
         cache_layer=layer,
         classes=classes,
         width=router.window,
     )
-    if decision.soft:
-        return None if decision.dense else _soft_routing(router, adapter_name, hidden_states, mask)
+    if decision.soft and not decision.dense:
+        return _soft_routing(router, adapter_name, hidden_states, mask, layer)
     if decision.dense and layer is None and router.observer is None and router.pairs_observer is None:
         return None
     if classes is not None and window is None:
@@ -209,8 +209,8 @@ def _shares_keys(router: FocusLayer) -> bool:
     return bool(getattr(router.get_base_layer().config, "num_kv_shared_layers", 0))
 
 
-def _soft_routing(router: FocusLayer, adapter_name: str, hidden_states: Tensor, mask: Any) -> Routing:
-    """Training."""
+def _soft_routing(router: FocusLayer, adapter_name: str, hidden_states: Tensor, mask: Any, layer: Any) -> Routing:
+    """Training. A cache remembers the groups that inference would have."""
     config = router.configs[adapter_name]
     scores, balance = router(hidden_states, adapter_name)
     assignments = balanced_assignments(router, adapter_name, scores, balance, valid_tokens(mask))
@@ -218,6 +218,8 @@ def _soft_routing(router: FocusLayer, adapter_name: str, hidden_states: Tensor, 
     if router.observer is not None:
         router.observer(router, scores.detach(), hard)
     _tell_pairs(router, config.pattern, hard)
+    if layer is not None:
+        append_memberships(layer, hard, owner=adapter_name)
     if config.straight_through or config.gate == HARD_GATE:
         assignments = routing.straight_through(hard, assignments)
     strength = config.gate_strength if router.gate_strength is None else router.gate_strength
