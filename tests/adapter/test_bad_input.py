@@ -28,7 +28,7 @@ from tests.families import FAMILIES, base_model, focus_config, focus_model, logi
         ({"sharpness": 0}, "sharpness must be a number from 1e-06 to 1,000,000, got 0"),
         ({"gate_strength": -1.0}, "gate_strength must be a number from 0 to 1,000,000, got -1.0"),
         ({"gate": "sigmoid"}, "gate must be one of hard, additive, multiplicative, got 'sigmoid'"),
-        ({"format_version": 99}, "format_version 99.*reads up to 1.*pip install -U focus-hf"),
+        ({"format_version": 99}, "format_version 99.*reads up to 1.*Upgrade focus_hf"),
     ],
 )
 def test_configuration(values, message):
@@ -175,7 +175,7 @@ def test_set_routing():
             focus_hf.set_routing(model, top_k=top_k)
     with pytest.raises(ValueError, match="mode must be one of None, soft, hard, local, window, dense, got 'sparse'"):
         focus_hf.set_routing(model, mode="sparse")
-    with pytest.raises(ValueError, match="path must be one of auto, grouped, biased, masked, got 'flash'"):
+    with pytest.raises(ValueError, match="path must be one of auto, grouped, biased, lookup, masked, got 'flash'"):
         focus_hf.set_routing(model, path="flash")
     with pytest.raises(ValueError, match="gate_strength must not be negative"):
         focus_hf.set_routing(model, gate_strength=-1)
