@@ -32,6 +32,14 @@ MEMORY = 1500
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 
+def peak_memory() -> float:
+    """MiB that this process has held at most. ``ru_maxrss`` would count the process from which it was started too."""
+    status = Path("/proc/self/status")
+    if status.is_file():
+        return int(next(line for line in status.read_text().splitlines() if "VmHWM" in line).split()[1]) / 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
 # -- mutations -----------------------------------------------------------------------------------------------------
 
 
@@ -197,7 +205,7 @@ def work(origin: Path, base: Path, seeds: range) -> None:
                 "kind": kind,
                 "loader": loader,
                 "seconds": time.process_time() - start,
-                "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+                "memory": peak_memory(),
                 "loaded": attempt.model is not None,
                 "fails_later": late,
                 "changed": attempt.base is not None and base_hash(attempt.base) != expected,

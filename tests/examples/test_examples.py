@@ -252,6 +252,8 @@ def test_a_first_adapter(tiny, tmp_path):
         "org/base",
         "--dataset",
         reports,
+        "--column",
+        "report",
         "--output-dir",
         tmp_path / "a",
     ]
