@@ -261,7 +261,7 @@ def test_a_first_adapter(tiny, tmp_path):
     command += ["--trainer", "use_cpu=true"]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
-    assert "centroids (loss" in done.stderr and "Focus, top_k=1" in done.stdout
+    assert "loss" in done.stderr and "top_k=1" in done.stdout and "window" in done.stdout
     config = json.loads((tmp_path / "a" / "adapter_config.json").read_text())
     assert config["num_groups"] == 8 and config["top_k"] == 1
     card = (tmp_path / "a" / "README.md").read_text()
