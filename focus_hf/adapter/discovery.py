@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import functools
 import inspect
+import textwrap
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
@@ -18,23 +23,88 @@ def calls_attention_interface(module: nn.Module) -> bool:
     return code is not None and "ALL_ATTENTION_FUNCTIONS" in code.co_names
 
 
-def is_causal_self_attention(module: nn.Module) -> bool:
-    """Whether Focus can route this module: attention of a decoder over its own tokens."""
-    return (
-        calls_attention_interface(module)
-        and bool(getattr(module, "is_causal", False))
-        and not getattr(module, "is_cross_attention", False)
-        and getattr(module, "layer_idx", None) is not None
-        and getattr(module, "config", None) is not None
-    )
+def why_not(module: Any, include_sliding: bool) -> str | None:
+    """Why Focus cannot route an attention module, as the end of a sentence about it; ``None`` if it can.
+
+    What is not known to give right results is refused: of layers whose pairs the architecture chooses by itself, only
+    sliding windows can be routed, and only where that was asked for.
+    """
+    if not hasattr(module, "is_causal"):
+        return "do not say whether they are causal"
+    if not module.is_causal:
+        return NOT_CAUSAL
+    if getattr(module, "is_cross_attention", False):
+        return "attend to another sequence"
+    if getattr(module, "layer_idx", None) is None or getattr(module, "config", None) is None:
+        return "have no number or no configuration"
+    if getattr(module, "is_kv_shared_layer", False):
+        return "use the keys of another layer"
+    code = _attention_call(type(module))
+    if code.cache_slot not in (None, "self.layer_idx"):
+        return f"keep their keys in a slot of the cache of their own choosing ({code.cache_slot})"
+    if code.foreign:
+        return f"hand {', '.join(code.foreign)} to the attention function, which Focus does not know"
+    kind = _layer_type(module)
+    if kind not in (None, *EVERYTHING, *SLIDING):
+        return f"choose the tokens that they attend to by themselves (layer type {kind!r})"
+    return IS_SLIDING if not include_sliding and slides(module) else None
 
 
-def is_local_by_design(module: nn.Module) -> bool:
-    """Whether the architecture limits this layer to nearby tokens (sliding window, chunks)."""
-    config, layer_idx = module.config, module.layer_idx
-    layer_types = getattr(config, "layer_types", None)
-    if layer_types:
-        return layer_types[layer_idx] != "full_attention"
+def slides(module: Any) -> bool:
+    """Whether the architecture gives this attention module a sliding window."""
+    kind = _layer_type(module)
+    return kind in SLIDING if kind is not None else _has_short_window(module)
+
+
+#: Types of layers, in a configuration's ``layer_types``, that attend to everything, and to a sliding window.
+EVERYTHING, SLIDING = ("full_attention", "attention", "hybrid"), ("sliding_attention",)
+
+#: Reasons that `targets` has advice for.
+NOT_CAUSAL, IS_SLIDING = "are not causal", "use a sliding window by design"
+
+#: What attention functions are told by name, and Focus honours or need not.
+_KNOWN = {"attention_mask", "dropout", "scaling", "sliding_window", "softcap", "s_aux", "is_causal", "deterministic"}
+_KNOWN |= {"output_attentions", "position_ids", "layer_idx", "cache_position", "query", "key", "value"}
+_KNOWN |= {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "head_mask", "use_cache"}
+
+
+@dataclass(frozen=True)
+class _AttentionCall:
+    """What the source of an attention module says.
+
+    Args:
+        cache_slot: the expression for the layer of the cache in which it keeps its keys; ``None`` if it has none.
+        foreign: names of arguments to the attention function that Focus does not know.
+    """
+
+    cache_slot: str | None
+    foreign: tuple[str, ...]
+
+
+@functools.cache
+def _attention_call(module_class: type) -> _AttentionCall:
+    try:
+        source = textwrap.dedent(inspect.getsource(inspect.unwrap(module_class.forward)))  # type: ignore[attr-defined]
+    except (OSError, TypeError):  # no source to read
+        return _AttentionCall(None, ())
+    slot, foreign = None, set()
+    for call in (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)):
+        function = ast.unparse(call.func)
+        if function == "attention_interface":
+            foreign |= {keyword.arg for keyword in call.keywords if keyword.arg is not None} - _KNOWN
+        elif function.endswith(".update") and "past" in function and len(call.args) >= 3:
+            slot = ast.unparse(call.args[2])
+    return _AttentionCall(slot, tuple(sorted(foreign)))
+
+
+def _layer_type(module: Any) -> str | None:
+    """What the configuration calls this layer, if it says."""
+    types = getattr(module.config, "layer_types", None)
+    return types[module.layer_idx] if types and module.layer_idx < len(types) else None
+
+
+def _has_short_window(module: Any) -> bool:
+    config = module.config
     window = getattr(module, "sliding_window", None)
     if not hasattr(module, "sliding_window"):
         window = getattr(config, "sliding_window", None)

@@ -15,6 +15,7 @@ from .balance import balanced_assignments
 from .cache import append_memberships, cache_layer, follows, tokens_seen
 from .call import Routing, SoftGate
 from .decide import Decision, decide, dense_by_groups, window_of
+from .discovery import slides
 from .heads import HeadScores, head_classes, shared_top_ks, top_ks_by_head
 from .layer import FocusLayer, StandIn
 from .masks import valid_tokens
@@ -31,6 +32,7 @@ def route(router: FocusLayer, adapter_name: str, hidden_states: Tensor, cache: A
         mask: what the base model made, if anything.
     """
     layer = None if cache is None else cache_layer(cache, router.layer_idx)
+    _refuse_whole_cache(router, layer)
     config = router.configs[adapter_name]
     classes = None if config.plain else head_classes(config, router.layer_idx)
     window = window_of(config, router.mode, router.window)
@@ -50,6 +52,25 @@ def route(router: FocusLayer, adapter_name: str, hidden_states: Tensor, cache: A
     if classes is not None and window is None:
         return _routing_by_class(router, adapter_name, hidden_states, layer, decision, classes)
     return _hard_routing(router, adapter_name, hidden_states, layer, decision, window)
+
+
+def _refuse_whole_cache(router: FocusLayer, layer: Any) -> None:
+    """A sliding layer's mask over a cache that keeps everything cannot be told from one that hides padding.
+
+    Raises:
+        ValueError: the call would continue such a cache.
+    """
+    if (
+        layer is None
+        or getattr(layer, "is_sliding", False)
+        or not slides(router.get_base_layer())
+        or not tokens_seen(layer)
+    ):
+        return
+    raise ValueError(
+        f"{router.name} has a sliding window, and this cache keeps everything: Focus cannot continue it. Use the "
+        "model's own cache, DynamicCache(config=model.config)."
+    )
 
 
 @torch.no_grad()

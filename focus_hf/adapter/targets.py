@@ -11,7 +11,7 @@ from torch import nn
 
 from ..escape import shown
 from .config import FocusConfig
-from .discovery import find_attention, is_causal_self_attention, is_local_by_design
+from .discovery import IS_SLIDING, NOT_CAUSAL, find_attention, why_not
 from .names import base_prefix, plain_name
 
 #: Seconds that matching a pattern against all names of a model may take.
@@ -25,35 +25,52 @@ def find_targets(model: nn.Module, config: FocusConfig) -> dict[str, Any]:
         ValueError: there are none; the message says what was found instead.
     """
     attention = dict(find_attention(model))
-    causal = {name: module for name, module in attention.items() if is_causal_self_attention(module)}
-    routable = {
-        name: module
-        for name, module in causal.items()
-        if config.include_sliding_layers or not is_local_by_design(module)
-    }
-    if chosen := _chosen(config, list(routable)):
-        return {name: routable[name] for name in chosen}
-
+    reasons = {name: why_not(module, config.include_sliding_layers) for name, module in attention.items()}
+    routable = {name: module for name, module in attention.items() if reasons[name] is None}
     kind = type(model).__name__
+    if chosen := _chosen(config, list(routable)):
+        _refuse_same_numbers({name: routable[name] for name in chosen}, kind)
+        return {name: routable[name] for name in chosen}
     if not attention:
         raise ValueError(
             f"Found no attention layer in {kind}: Focus needs a transformers model whose attention modules call the "
             "AttentionInterface (most current architectures do)."
         )
-    if not causal:
-        raise ValueError(
-            f"{kind} has no causal self-attention (it is an encoder?), but a Focus adapter routes the attention of "
-            "decoder language models. Use a causal model, such as one loaded with AutoModelForCausalLM."
-        )
     if not routable:
-        raise ValueError(
-            f"All {len(causal)} attention layers of {kind} use a sliding window by design, and these are left alone. "
-            "To route them too, use FocusConfig(include_sliding_layers=True)."
-        )
+        raise ValueError(_refusal(kind, [str(reason) for reason in reasons.values()]))
     raise ValueError(
         f"target_modules={shown(config.target_modules)} with exclude_modules={shown(config.exclude_modules)} match "
         f"none of the attention layers of {kind}, which are named like {next(iter(routable))!r}."
     )
+
+
+def _refusal(kind: str, reasons: list[str]) -> str:
+    """Why no layer of a model can be routed, and what to do."""
+    if all(reason == NOT_CAUSAL for reason in reasons):
+        return (
+            f"{kind} has no causal self-attention (it is an encoder?), but a Focus adapter routes the attention of "
+            "decoder language models. Use a causal model, such as one loaded with AutoModelForCausalLM."
+        )
+    if IS_SLIDING in reasons:
+        which = f"All {len(reasons)} attention layers" if len(set(reasons)) == 1 else "Attention layers"
+        return (
+            f"{which} of {kind} {IS_SLIDING}, and these are left alone. To route them too, use "
+            "FocusConfig(include_sliding_layers=True)."
+        )
+    commonest = max(sorted(set(reasons)), key=reasons.count)
+    return f"Focus cannot route {kind}: its attention layers {commonest}."
+
+
+def _refuse_same_numbers(chosen: dict[str, Any], kind: str) -> None:
+    """An adapter knows layers by their numbers, and a cache keeps their keys by them."""
+    seen: dict[int, str] = {}
+    for name, module in chosen.items():
+        other = seen.setdefault(int(module.layer_idx), name)
+        if other != name:
+            raise ValueError(
+                f"{kind} has several attention layers with the number {module.layer_idx} ({other}, {name}), which "
+                "Focus cannot tell apart. Choose one stack of layers with target_modules."
+            )
 
 
 def matches(field: str, wanted: str | Iterable[str], names: Iterable[str]) -> list[str]:
