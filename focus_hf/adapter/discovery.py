@@ -39,7 +39,7 @@ def why_not(module: Any, include_sliding: bool) -> str | None:
         return "have no number or no configuration"
     if getattr(module, "is_kv_shared_layer", False):
         return "use the keys of another layer"
-    code = _attention_call(type(module))
+    code = _attention_call(module.__class__)
     if code.cache_slot not in (None, "self.layer_idx"):
         return f"keep their keys in a slot of the cache of their own choosing ({code.cache_slot})"
     if code.foreign:
@@ -82,9 +82,9 @@ class _AttentionCall:
 
 
 @functools.cache
-def _attention_call(module_class: type) -> _AttentionCall:
+def _attention_call(module_class: Any) -> _AttentionCall:
     try:
-        source = textwrap.dedent(inspect.getsource(inspect.unwrap(module_class.forward)))  # type: ignore[attr-defined]
+        source = textwrap.dedent(inspect.getsource(inspect.unwrap(module_class.forward)))
     except (OSError, TypeError):  # no source to read
         return _AttentionCall(None, ())
     slot, foreign = None, set()

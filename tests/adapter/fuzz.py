@@ -80,7 +80,7 @@ def mutate_header(chance: random.Random, data: bytes, foreign: list[tuple[str, l
     length = struct.unpack("<Q", data[:8])[0]
     header, body = json.loads(data[8 : 8 + length]), data[8 + length :]
     for _ in range(chance.choice([1, 1, 2])):
-        names = [name for name in header if name != "__metadata__"]
+        names = [name for name, entry in header.items() if name != "__metadata__" and isinstance(entry, dict)]
         name = chance.choice(names)
         entry = header[name]
         match chance.randrange(8):
@@ -98,7 +98,9 @@ def mutate_header(chance: random.Random, data: bytes, foreign: list[tuple[str, l
             case 2:
                 entry["dtype"] = chance.choice(["F16", "BF16", "I32", "BOOL", "F8_E4M3", "F64", "X", 7, None])
             case 3:
-                entry["shape"] = chance.choice([[], [1], [-1, 32], [2**62, 2], entry["shape"][::-1], [0], "32", None])
+                entry["shape"] = chance.choice(
+                    [[], [1], [-1, 32], [2**62, 2], list(entry.get("shape") or [3])[::-1], [0], "32", None]
+                )
             case 4:
                 entry["data_offsets"] = chance.choice([[0, 0], [0, 2**60], [8, 4], [-8, 0], [1.5, 2], [], None])
             case 5:
@@ -212,7 +214,11 @@ def work(origin: Path, base: Path, seeds: range) -> None:
                 "ours": any(name.startswith(package) for name in frames),
                 "error": None if error is None else f"{type(error).__name__}: {text}"[:600],
                 "one_line": attempt.is_one_line and text.isprintable() and len(text) < 1000,
-                "names": CONFIG in text or WEIGHTS in text or "target_modules" in text or "exclude_modules" in text,
+                "names": "does not fit" in text
+                or CONFIG in text
+                or WEIGHTS in text
+                or "target_modules" in text
+                or "exclude_modules" in text,
             }
         print(json.dumps(found), flush=True)
 
