@@ -103,6 +103,10 @@ def info(
     show(facts, "\n".join([f"Python {facts['python']}, {facts['platform']}", *lines]), as_json)
 
 
+#: Characters of a fact: names and hashes are shorter.
+_LONGEST_LINE = 1_000
+
+
 def _table(facts: dict[str, Any]) -> Table:
     table = Table(show_header=False, box=None)
     table.add_column()
@@ -110,7 +114,8 @@ def _table(facts: dict[str, Any]) -> Table:
     for name, value in facts.items():
         if value is None or value == {}:
             continue
-        table.add_row(Text(name.replace("_", " ")), Text(_line(name, value)))
+        lines = (one_line(line, limit=_LONGEST_LINE) for line in _line(name, value).split("\n"))  # a stranger's words
+        table.add_row(Text(name.replace("_", " ")), Text("\n".join(lines)))
     return table
 
 

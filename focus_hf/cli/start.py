@@ -6,6 +6,7 @@ import sys
 import warnings
 from typing import TextIO
 
+from ..escape import one_line
 from .app import app, stderr
 
 #: Packages that a command may find missing, and the extra that brings them.
@@ -47,8 +48,13 @@ def load_commands(arguments: list[str]) -> None:
         from . import fit, quality  # noqa: F401
 
 
+#: Characters of an error: several sentences.
+_LONGEST_MESSAGE = 3_000
+
+
 def _fail(message: str) -> None:
-    stderr().print(f"focus-hf: {' '.join(message.split())}", markup=False, highlight=False, soft_wrap=True)
+    text = one_line(" ".join(message.split()), limit=_LONGEST_MESSAGE)  # it may quote a stranger
+    stderr().print(f"focus-hf: {text}", markup=False, highlight=False, soft_wrap=True)
     sys.exit(1)
 
 
@@ -62,6 +68,7 @@ def _show_warning(
 ) -> None:
     """What is meant for the user, without the line of source that it comes from."""
     text = f"Note: {message}" if issubclass(category, UserWarning) else f"{category.__name__}: {message}"
+    text = "\n".join(one_line(part, limit=_LONGEST_MESSAGE) for part in text.split("\n"))
     stderr().print(text, markup=False, highlight=False, soft_wrap=True)
 
 

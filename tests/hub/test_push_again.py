@@ -13,6 +13,8 @@ from huggingface_hub import HfApi, hf_hub_download
 import focus_hf
 from focus_hf.adapter.save import save_adapter
 from focus_hf.hub import HubError, PushPlan
+from focus_hf.local_hub import routes_commits
+from focus_hf.local_hub.errors import HubAnswer, answer
 from focus_hf.records import save_results
 from tests.families import base_model, focus_model
 from tests.hub.test_push_pull import change_weights
@@ -215,3 +217,43 @@ def test_results_of_registered_benchmarks_go_where_the_hub_reads_them(hub, api, 
 
     (entry,) = parse_eval_result_entries(yaml.safe_load(text))
     assert (entry.dataset_id, entry.task_id, entry.value) == ("demo/exam", "hard_exam", 0.25)
+
+
+# -- Hubs other than ours ------------------------------------------------------------------------------------------
+
+
+def test_the_card_of_a_branch_that_is_made_starts_from_mains_words(hub, api, adapter, name):
+    push(hub, adapter, name)
+    write_card(api, name, card_of(hub, name) + "\nMy words on main.\n")
+    push(hub, adapter, name, revision="next")
+    made = Path(hf_hub_download(name, "README.md", revision="next", endpoint=hub.endpoint)).read_text()
+    assert "My words on main." in made
+
+
+def test_private_does_not_push_to_what_is_public(hub, api, adapter, name):
+    push(hub, adapter, name)
+    before = api.model_info(name).sha
+    with pytest.raises(ValueError, match="exists and is public.*--private"):
+        push(hub, adapter, name, private=True)
+    assert api.model_info(name).sha == before
+    api.update_repo_settings(name, private=True)
+    assert push(hub, adapter, name, private=True).unchanged
+
+
+def test_an_unchanged_push_says_so(hub, adapter, name):
+    assert not push(hub, adapter, name).unchanged
+    assert push(hub, adapter, name).unchanged
+
+
+@pytest.mark.parametrize("existing", [False, True])
+def test_a_refused_push_leaves_nothing_and_tells_the_whole_reason(hub, api, adapter, name, monkeypatch, existing):
+    if existing:
+        push(hub, adapter, name)
+        save_results(RESULTS, adapter)
+    reason = "Because of " + "reasons, " * 60 + "and the last one."
+    monkeypatch.setattr(routes_commits, "_commit", lambda *args: answer(args[0], HubAnswer(400, reason)))
+    with pytest.raises(HubError, match="and the last one"):
+        push(hub, adapter, name, revision="next")
+    assert api.repo_exists(name) == existing
+    if existing:
+        assert [branch.name for branch in api.list_repo_refs(name).branches] == ["main"]
