@@ -11,7 +11,7 @@ from peft.config import PeftConfig
 from peft.tuners.tuners_utils import BaseTuner, check_target_module_exists
 from torch import Tensor, nn
 
-from ..records.adapter_files import ROUTER, AdapterFileError
+from ..records.adapter_files import HUB_TAG, ROUTER, AdapterFileError
 from .heads import check_heads, key_value_heads
 from .hooks import add_hooks, refuse_mixed_batch
 from .layer import FocusLayer
@@ -68,6 +68,8 @@ class FocusModel(BaseTuner):
             setattr(peft_config, field, found)
         warn_if_other_base(peft_config, model)
         guard(self.model)
+        if hasattr(self.model, "add_model_tags"):
+            self.model.add_model_tags(HUB_TAG)  # PEFT and transformers write a model's tags into their cards
 
     @classmethod
     def _remap_adapter_state_dict_for_load(
@@ -134,5 +136,7 @@ class FocusModel(BaseTuner):
                 delattr(module, ROUTER)
         if hasattr(self.model, "peft_config"):
             del self.model.peft_config
+        if HUB_TAG in (getattr(self.model, "model_tags", None) or ()):
+            self.model.model_tags.remove(HUB_TAG)
         remove_guard(self.model)
         return self.model

@@ -100,14 +100,15 @@ class FocusModelCard(ModelCard):
         """This card, as the new version of older ones of the same adapter.
 
         Every word and tag that a person wrote is kept: text outside the sections, sections that were changed or
-        removed by hand, metadata of other origin.
+        removed by hand, metadata of other origin. Under a card that a person wrote our sections follow; one that
+        nobody wrote, such as PEFT leaves, is replaced.
 
         Args:
             older: whole cards, the oldest first. The text follows the last one that holds a person's words.
         """
         text, metadata = CardText.parse(self.text), dict[str, Any]()
-        if older:
-            followed = next((card for card in reversed(older) if own_words(card)), older[-1])
+        if written := [card for card in older if text_of(card).parts]:
+            followed = next((card for card in reversed(written) if own_words(card)), written[-1])
             text = text_of(followed).refreshed(text)
         for card in older:
             metadata = merge_metadata(metadata, read_metadata(card))

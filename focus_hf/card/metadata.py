@@ -11,12 +11,12 @@ from huggingface_hub import EvalResult
 from huggingface_hub.repocard_data import eval_results_to_model_index
 from huggingface_hub.utils import HFValidationError, validate_repo_id
 
-from ..records.adapter_files import AdapterConfig, names_a_folder
+from ..records.adapter_files import HUB_TAG, AdapterConfig, names_a_folder
 from ..records.base_model import BaseFacts
 from ..records.results import Results, mode_name
 
 #: Tags by which a Focus adapter is found.
-TAGS = ("focus", "peft", "sparse-attention")
+TAGS = (HUB_TAG, "peft", "sparse-attention")
 
 #: Fields that hold several values: what a person added stays beside what this package writes.
 _LISTS = ("tags", "datasets", "language", "metrics")

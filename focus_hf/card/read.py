@@ -11,18 +11,23 @@ from huggingface_hub.repocard_data import model_index_to_eval_results
 
 from ..front_matter import card_metadata, split_card
 from .sections import CardText
+from .stub import is_stub, stated
 
 #: What a card is called in a repository.
 CARD = "README.md"
 
 
 def read_metadata(content: str) -> dict[str, Any]:
-    """The YAML at the start of a card, as far as a card can hold it; empty if there is none or it cannot be read."""
+    """The YAML at the start of a card, as far as a card can hold it; empty if there is none or it cannot be read.
+
+    Of a card that nobody wrote, only what a person may have added.
+    """
     try:
         found = card_metadata(content)
     except ValueError:
         return {}
-    return {name: value for name, value in found.items() if _can_stand(name, value)}
+    found = {name: value for name, value in found.items() if _can_stand(name, value)}
+    return stated(found) if is_stub(split_card(content)[1]) else found
 
 
 def _can_stand(name: str, value: Any) -> bool:
@@ -38,8 +43,9 @@ def _can_stand(name: str, value: Any) -> bool:
 
 
 def text_of(card: str) -> CardText:
-    """The text of a card in its sections, without the metadata."""
-    return CardText.parse(split_card(card)[1])
+    """The text of a card in its sections, without the metadata; nothing of a card that nobody wrote."""
+    text = split_card(card)[1]
+    return CardText.parse("" if is_stub(text) else text)
 
 
 def is_ours(card: str) -> bool:
@@ -49,7 +55,8 @@ def is_ours(card: str) -> bool:
 
 def own_words(card: str) -> str:
     """What a person wrote in a card, as far as words go; all of it in a card that this package did not write."""
-    return text_of(card).own_words
+    words = text_of(card).own_words
+    return "" if is_stub(words) else words  # PEFT puts its version under any card
 
 
 def read_card(folder: str | os.PathLike[str]) -> str | None:

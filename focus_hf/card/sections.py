@@ -131,7 +131,10 @@ def _insert(parts: list[Section], section: Section, before: Sequence[str]) -> No
             if part.name == name:
                 parts[place + 1 : place + 1] = [Section("\n"), section]
                 return
-    parts += [Section("\n"), section] if parts else [section]
+    if parts:
+        above = str(parts[-1])
+        parts.append(Section("\n" * (2 - (len(above) - len(above.rstrip("\n"))) if parts[-1].name is None else 1)))
+    parts.append(section)
 
 
 def _hash(body: str) -> str:

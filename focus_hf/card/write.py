@@ -9,19 +9,18 @@ from ..files import write_atomically
 from ..records import read_config
 from .card import FocusModelCard
 from .metadata import check_hub_id
-from .read import CARD, is_ours, read_card
+from .read import CARD, read_card
 
 
 def write_card(folder: str | os.PathLike[str], *, base_model: str | None = None) -> Path | None:
-    """Make the card of an adapter from its records, or refresh it; one that a person wrote stays as it is.
+    """Make the card of an adapter from its records, or refresh it; what a person wrote stays, ours follows it.
 
     Args:
         folder: of the adapter.
         base_model: Hub id of the base model; the adapter's own by default.
 
     Returns:
-        The card. ``None`` if it is a person's, or if the base model has no name on the Hub yet: then it is made when
-        the adapter is pushed.
+        The card. ``None`` if the base model has no name on the Hub yet: then it is made when the adapter is pushed.
 
     Raises:
         AdapterFileError: the adapter is damaged.
@@ -34,8 +33,6 @@ def write_card(folder: str | os.PathLike[str], *, base_model: str | None = None)
         return None
     card = FocusModelCard.from_adapter(folder, repo_id=f"your-name/{folder.resolve().name}", base_model=base)
     if (old := read_card(folder)) is not None:
-        if not is_ours(old):
-            return None
         card = card.refreshing(old)
     write_atomically(folder / CARD, str(card).encode())
     return folder / CARD

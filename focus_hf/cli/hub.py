@@ -137,13 +137,13 @@ def card(
     metadata: _METADATA = None,
     template: _TEMPLATE = None,
     write: Annotated[bool, typer.Option("--write", help="Write README.md into the folder.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace a README.md that somebody else wrote.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace README.md, with what a person wrote in it.")] = False,
 ) -> None:
     """Make the card of an adapter from its files; what a person wrote in README.md stays."""
     from huggingface_hub import HfApi
 
     from ..card import FocusModelCard
-    from ..card.read import CARD, is_ours, read_card
+    from ..card.read import CARD, read_card
     from ..hub.base import base_facts
     from ..records import read_config
 
@@ -159,13 +159,11 @@ def card(
         template=template,
     )
     path, old = adapter / CARD, read_card(adapter)
-    if old is not None and is_ours(old):
+    if old is not None and not force:
         made = made.refreshing(old)
     if not write:
         typer.echo(str(made))
         return
-    if old is not None and not is_ours(old) and not force:
-        raise ValueError(f"{path} was not made by focus-hf; pass --force to replace it.")
     write_atomically(path, str(made).encode())
     if not made.metadata.get("license"):
         stderr().print("Note: the card states no licence; give one with --license.", soft_wrap=True)

@@ -264,10 +264,8 @@ def _merge_cards(made: FocusModelCard, written: str | None, remote: str | None, 
             "The card on the Hub has words that the folder's README.md lacks, and the other way round: bring them "
             "together in the folder's and pass force (--force), which replaces the one on the Hub."
         )
-    by_hand = [card for card in older if not is_ours(card)]
-    if by_hand and words:
-        notes.append("The card was written by hand; it is left as it is (--force replaces it).")
-        return by_hand[-1]
+    if any(own_words(card) and not is_ours(card) for card in older):
+        notes.append("The card was written by hand: its words stay, ours follow them (--force replaces it).")
     merged = made.refreshing(*older)
     if edited := CardText.parse(merged.text).edited:
         notes.append(f"Changed by hand and left as they are: sections {', '.join(edited)} of the card.")

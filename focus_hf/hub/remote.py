@@ -12,12 +12,15 @@ from typing import Any, BinaryIO
 from urllib.parse import quote
 
 from huggingface_hub import HfApi, constants, hf_hub_url
+from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.file_download import repo_folder_name
 from huggingface_hub.utils import build_hf_headers, tqdm, validate_repo_id
 
 from ..escape import shown
 from ..files import written_atomically
+from ..records.adapter_files import CONFIG_FILE
 from .errors import HubError
+from .files import LARGEST
 from .transfer import Patience, download, read_json, request
 
 #: Repositories that a search looks at, and pages of them: more are no search any more.
@@ -216,6 +219,21 @@ class HubReader:
         """A small file as text, whatever bytes it holds."""
         answer = request("GET", url, self.patience, headers=self._file_headers, largest=largest)
         return str(answer.content.decode("utf-8", "replace"))
+
+    def is_focus(self, model: RemoteModel) -> bool:
+        """Whether a repository holds a Focus adapter, by its configuration."""
+        if not model.commit or CONFIG_FILE not in model.files:
+            return False
+        try:
+            url = self.url(model, CONFIG_FILE)
+            said = read_json(
+                request("GET", url, self.patience, headers=self._file_headers, largest=LARGEST[CONFIG_FILE])
+            )
+        except (HubError, HfHubHTTPError):  # not JSON, or gated
+            if self.patience.over:
+                raise
+            return False
+        return isinstance(said, dict) and said.get("peft_type") == "FOCUS"
 
     def keep(self, model: RemoteModel, name: str, largest: int) -> Path:
         """Put a file into the cache, as it should be, unless it is there already.

@@ -11,7 +11,7 @@ from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError
 
 from ..escape import one_line
-from ..records.adapter_files import CONFIG_FILE, GROUPS_FILE, AdapterFileError, read_config
+from ..records.adapter_files import CONFIG_FILE, GROUPS_FILE, HUB_TAG, AdapterFileError, read_config
 from ..records.group_report import GroupReport
 from ..records.typed import is_number
 from .errors import HubError, hub_errors
@@ -31,6 +31,9 @@ _NAMES = {
     "PRON": "pronoun", "PROPN": "name", "PUNCT": "punctuation", "SCONJ": "conjunction", "SYM": "symbol",
     "VERB": "verb", "digits": "number",
 }  # fmt: skip
+
+#: Repositories without our tag whose configuration a search reads.
+MOST_UNTAGGED = 40
 
 #: A group report larger than this is not read for a search.
 _LARGEST_REPORT = 8_000_000
@@ -91,6 +94,9 @@ def search(
 ) -> list[Found]:
     """Find Focus adapters. Reads cards and small JSON files, never weights.
 
+    Adapters have the tag ``focus``. Where a base model, an author or a part of the name is given, repositories without
+    it are found too, by their configuration.
+
     Args:
         base_model: Hub id of the base model.
         text: part of the repository's name.
@@ -117,22 +123,23 @@ def search(
         raise ValueError(f"limit must be at least 1, got {limit}.")
     api = HfApi(endpoint=endpoint, token=token, library_name="focus_hf")
     reader = HubReader(api)
-    filters = ["focus", *tags, *([f"base_model:adapter:{base_model}"] if base_model else [])]
-    query = [*(("filter", tag) for tag in filters), ("sort", _SERVER_SORTS.get(sort, "downloads"))]
+    of_base = [f"base_model:adapter:{base_model}"] if base_model else []
+    query = [("sort", _SERVER_SORTS.get(sort, "downloads"))]
     query += [(name, value) for name, value in (("author", author), ("search", text)) if value]
     query += [("full", "true"), ("cardData", "true")]
+    # The configuration knows the base model too, of few enough repositories that the Hub need not sort them out.
+    untagged = [*tags] if author or text else [*tags, *of_base] if of_base else None
     found: list[Found] = []
     with hub_errors(base_model or "The search", api.endpoint):
-        for said in reader.models(query):
+        for model in _candidates(reader, query, [HUB_TAG, *tags, *of_base], untagged):
             try:
-                model = RemoteModel.from_json(said)
-                if not set(filters) <= {*model.tags, *strings(model.card.get("tags"))}:
-                    continue  # a Hub without filters
                 adapter = _read(model, reader)
                 wanted = all(
                     value is None or value == getattr(adapter, name)
                     for name, value in (("num_groups", num_groups), ("top_k", top_k))
                 )
+                if not set(of_base) <= _tags(model) and adapter.base_model != base_model:
+                    continue
                 if not wanted or (domain and not _about(model, adapter, domain)):
                     continue
                 if group is not None:
@@ -140,9 +147,7 @@ def search(
                     if not adapter.groups:
                         continue
             except (HubError, ValueError) as error:
-                if reader.patience.over:
-                    raise
-                warnings.warn(f"A result of the search is left out: {one_line(str(error))}", stacklevel=2)
+                _leave_out(error, reader)
                 continue
             found.append(adapter)
             if len(found) == limit and sort != "perplexity":
@@ -150,6 +155,58 @@ def search(
     if sort == "perplexity":
         found.sort(key=lambda adapter: (adapter.perplexity_change is None, adapter.perplexity_change))
     return found[:limit]
+
+
+def _candidates(
+    reader: HubReader, query: list[tuple[str, str]], tagged: list[str], untagged: list[str] | None
+) -> Iterator[RemoteModel]:
+    """Repositories with our tag; then those whose configuration says what they are.
+
+    Args:
+        reader: asks.
+        query: order, author, part of the name.
+        tagged: tags that a repository must have, ours among them.
+        untagged: tags that one without ours must have; ``None`` if such are not looked for.
+    """
+    for model in _matching(reader, query, tagged):
+        yield model
+    if untagged is None:
+        return
+    looked_into = 0
+    for model in _matching(reader, query, untagged):
+        if HUB_TAG in _tags(model) or CONFIG_FILE not in model.files:
+            continue
+        if looked_into == MOST_UNTAGGED:
+            warnings.warn(
+                f"More than {MOST_UNTAGGED} repositories without the tag {HUB_TAG!r} match: the others were left out.",
+                stacklevel=4,
+            )
+            return
+        looked_into += 1
+        if reader.is_focus(model):
+            yield model
+
+
+def _matching(reader: HubReader, query: list[tuple[str, str]], tags: list[str]) -> Iterator[RemoteModel]:
+    for said in reader.models([*(("filter", tag) for tag in tags), *query]):
+        try:
+            model = RemoteModel.from_json(said)
+        except (HubError, ValueError) as error:
+            _leave_out(error, reader)
+            continue
+        if set(tags) <= _tags(model):  # there are Hubs without filters
+            yield model
+
+
+def _tags(model: RemoteModel) -> set[str]:
+    return {*model.tags, *strings(model.card.get("tags"))}
+
+
+def _leave_out(error: Exception, reader: HubReader) -> None:
+    """Say that a result cannot be read; raise if there is no time for others."""
+    if reader.patience.over:
+        raise error
+    warnings.warn(f"A result of the search is left out: {one_line(str(error))}", stacklevel=3)
 
 
 def _read(model: RemoteModel, reader: HubReader) -> Found:

@@ -22,6 +22,9 @@ RESULTS_FILE = "focus_results.json"
 GROUPS_FILE = "focus_groups.json"
 SAMPLE_FILE = "focus_sample.json"
 
+#: Tag by which a Focus adapter is found on a Hub.
+HUB_TAG = "focus"
+
 #: Name of the module that holds an attention layer's centroids: the last part but one of a tensor's name.
 ROUTER = "group_router"
 

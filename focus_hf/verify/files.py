@@ -63,7 +63,8 @@ def _check_text(folder: Path) -> Iterator[Claim]:
         return
     card = FocusModelCard(written, ignore_metadata_errors=True)
     text = CardText.parse(card.text)
-    title = re.search(r"^# (.+)$", card.text, re.MULTILINE)
+    ours = "".join(part.body for part in text.parts if part.name)  # above it may stand a person's own title
+    title = re.search(r"^# (.+)$", ours, re.MULTILINE)
     repo_id = html.unescape(title.group(1)).strip() if title else ""
     try:
         made = FocusModelCard.from_adapter(

@@ -21,10 +21,13 @@ def test_a_card_is_made_and_made_again(adapter):
     assert "## Quality" in path.read_text() and "My own words." in path.read_text()
 
 
-def test_a_persons_card_stays(adapter):
+def test_under_a_persons_card_ours_follows(adapter):
     (adapter / "README.md").write_text("My own words.")
-    assert write_card(adapter, base_model="org/base") is None
-    assert (adapter / "README.md").read_text() == "My own words."
+    assert write_card(adapter, base_model="org/base") == adapter / "README.md"
+    written = (adapter / "README.md").read_text()
+    assert written.index("My own words.\n\n<!-- focus_hf:begin summary") and "base_model: org/base" in written
+    write_card(adapter, base_model="org/base")
+    assert (adapter / "README.md").read_text() == written
 
 
 def test_without_a_name_on_the_hub_there_is_none_yet(adapter, tmp_path):

@@ -8,7 +8,7 @@ import warnings
 from pathlib import Path
 
 import pytest
-from huggingface_hub import HfApi, hf_hub_download
+from huggingface_hub import HfApi, ModelCard, hf_hub_download
 
 import focus_hf
 from focus_hf.adapter.save import save_adapter
@@ -71,12 +71,16 @@ def test_two_sets_of_words_stop_the_push(hub, api, adapter, name):
     assert "Words in the folder." in card_of(hub, name) and "Words on the Hub." not in card_of(hub, name)
 
 
-def test_force_replaces_a_card_written_by_hand(hub, api, adapter, name):
+def test_under_a_card_written_by_hand_ours_follows_and_force_replaces_it(hub, api, adapter, name):
     api.create_repo(name)
-    write_card(api, name, "# mine\n")
-    with pytest.warns(UserWarning, match="written by hand"):
+    write_card(api, name, "---\nlicense: mit\ntags: [law]\n---\n# mine\n\nWhy I made it.\n")
+    with pytest.warns(UserWarning, match="written by hand: its words stay, ours follow"):
         push(hub, adapter, name)
-    assert card_of(hub, name) == "# mine\n"
+    card = card_of(hub, name)
+    assert card.index("Why I made it.") < card.index("focus_hf:begin summary") < card.index("focus_hf:begin use")
+    data = ModelCard(card).data
+    assert data.license == "mit" and {"law", "focus"} <= set(data.tags) and data.library_name == "focus_hf"
+    assert push(hub, adapter, name).unchanged
     push(hub, adapter, name, force=True)
     assert "# mine" not in card_of(hub, name) and "focus_hf:card" in card_of(hub, name)
 
