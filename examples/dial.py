@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from focus_hf.adapter import focus_layers
-from focus_hf.evaluate import attending, list_modes, quality_table
+from focus_hf.evaluate import Mode, attending, quality_table
 from focus_hf.hub import load_adapted
 from focus_hf.train import tokenize_windows
 
@@ -50,11 +50,12 @@ def main() -> None:
     windows = tokenize_windows(tokenizer, args.text.read_text(encoding="utf-8"), args.seq_len)[: args.windows]
     num_groups = focus_layers(model)[0].routing_config.num_groups
     top_ks = args.top_k or range(1, min(3, num_groups) + 1)
-    modes = list_modes(["dense", "local", "hard"], top_ks)
 
     print(f"{'attention':24} {'perplexity':>10} {'pairs':>7} {'seconds':>8}")
-    for mode, row in zip(modes, quality_table(model, windows, top_ks), strict=True):
-        with attending(model, mode):  # for a model in use: focus_hf.set_routing(model, top_k=...)
+    for row in quality_table(model, windows, top_ks):  # beside each setting a plain window that costs as much
+        with attending(
+            model, Mode(row.mode, row.top_k, row.width)
+        ):  # for a model in use: focus_hf.set_routing(model, top_k=...)
             taken = seconds(model, windows[:1].to(args.device))
         print(f"{row!s:24} {row.perplexity:10.2f} {100 * row.pairs:6.1f}% {taken:8.3f}")
 

@@ -62,7 +62,8 @@ def compare_with_lora(
         progress: shows how far it is.
 
     Returns:
-        Rows for the base model, Focus (dense ``soft`` routing, then hard at each ``top_k``) and LoRA.
+        Rows for the base model, Focus (dense ``soft`` routing, then hard at each ``top_k`` with a window of as many
+        pairs) and LoRA.
 
     Raises:
         ValueError: bad input, see `train`.
@@ -85,11 +86,12 @@ def compare_with_lora(
 
     centroids = sum(p.numel() for name, p in model.named_parameters() if "focus_" in name and "balance" not in name)
     rows = [_row("base model, dense", 0, model, Mode("dense"), domain, other, 1.0, 0.0)]
-    pairs = {(row["mode"], row["top_k"]): row["pairs"] for row in result.results.evaluations[0].rows}
-    for (name, top_k), share in pairs.items():
-        if name in ("soft", "hard"):
-            mode = Mode(name, top_k)
+    for found in result.results.evaluations[0].rows:
+        mode, share = Mode(found["mode"], found["top_k"], found.get("width")), found["pairs"]
+        if mode.name in ("soft", "hard"):
             rows.append(_row(f"Focus, {_label(mode)}", centroids, model, mode, domain, other, share, seconds))
+        elif mode.name == "window":  # what as many pairs buy without training
+            rows.append(_row(str(mode), 0, model, mode, domain, other, share, 0.0))
 
     base = copy.deepcopy(model)
     base.delete_adapter("default")

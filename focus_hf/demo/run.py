@@ -162,7 +162,7 @@ def _base_model(base: str | None, text: Texts, out: Path, progress: Progress) ->
 
 def _evaluate(model: nn.Module, validation: Tensor, progress: Progress) -> list[QualityRow]:
     top_ks = [1, 2]
-    task = progress.add_task("evaluation", total=2 + len(top_ks))
+    task = progress.add_task("evaluation", total=2 + 2 * len(top_ks))
     rows = []
     for row in quality_table(model, validation, top_ks):
         rows.append(row)

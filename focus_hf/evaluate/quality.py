@@ -60,7 +60,9 @@ class QualityRow:
 def quality_table(
     model: nn.Module, windows: Tensor, top_ks: Iterable[int] | None = None, batch_size: int = 4
 ) -> Iterator[QualityRow]:
-    """Measure dense, local-only and Focus attention on the same windows, one row at a time.
+    """Measure dense, local-only and Focus attention, and windows with as many pairs as Focus, on the same windows.
+
+    One row at a time.
 
     Args:
         model: a model with an active Focus adapter; it keeps its own settings.
@@ -71,7 +73,7 @@ def quality_table(
     length = windows.shape[1]
     whole = SlidingWindows.of(windows.reshape(-1), length, length)
     own = focus_layers(model)[0].routing_config.top_k
-    modes = list_modes(["dense", "local", "hard"], [own] if top_ks is None else top_ks)
+    modes = list_modes(["dense", "local", "hard", "window"], [own] if top_ks is None else top_ks)
     return measure_quality(model, whole, modes, batch_size)
 
 

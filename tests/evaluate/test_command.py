@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 import torch
@@ -335,7 +336,8 @@ def test_compare_with_lora(tiny, tmp_path):
     )
     assert done.returncode == 0, done.stderr
     rows = {row["name"]: row for row in json.loads(done.stdout)["rows"]}
-    assert list(rows) == ["base model, dense", "Focus, top_k=1", "Focus, top_k=2", "LoRA, rank 5"]
+    names = ["base model", "Focus", "window", "Focus", "window", "LoRA"]  # a window beside each row of Focus
+    assert [re.split(" of |, ", name)[0] for name in rows] == names
     focus, lora = rows["Focus, top_k=1"], rows["LoRA, rank 5"]
     assert focus["parameters"] == 2 * (16 * 32 + 4 * 16)
     assert lora["parameters"] == pytest.approx(focus["parameters"], rel=0.12)

@@ -43,9 +43,11 @@ def test_perplexity_is_what_cross_entropy_says():
 def test_quality_table_measures_each_mode_and_leaves_the_model_as_it_was(tmp_path):
     model, windows = focus_model("llama", top_k=2), token_ids(batch=3, length=40)
     rows = list(quality_table(model, windows, [1, 4]))
-    assert [(row.mode, row.top_k) for row in rows] == [("dense", None), ("local", None), ("hard", 1), ("hard", 4)]
+    modes = ["dense", "local", "hard", "window", "hard", "window"]
+    assert [(row.mode, row.top_k) for row in rows] == list(zip(modes, [None, None, 1, 1, 4, 4], strict=True))
     assert focus_layers(model)[0].configs["default"].top_k == 2 and focus_layers(model)[0].mode is None
-    dense, local, hard, everything = rows
+    dense, local, hard, window, everything, wide = rows
+    assert window.pairs == pytest.approx(hard.pairs, rel=0.2) and wide.pairs == 1.0  # a window is whole tokens
     assert dense.perplexity == pytest.approx(perplexity(base_model("llama"), windows), rel=1e-6)
     assert everything.perplexity == pytest.approx(dense.perplexity, rel=1e-4) and everything.pairs == 1.0
     assert local.pairs < hard.pairs < 1.0

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 import torch
-from huggingface_hub import HfApi, hf_hub_download
+from huggingface_hub import HfApi
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
 
@@ -72,16 +72,6 @@ def test_dry_run_sends_nothing(hub, adapter, name):
     assert plan.files["adapter_model.safetensors"] == (adapter / "adapter_model.safetensors").stat().st_size
     assert plan.card_changes == "" and "states no licence" in plan.notes[0]
     assert not HfApi(endpoint=hub.endpoint).repo_exists(name)
-
-
-def test_a_card_written_by_hand_is_left_alone(hub, adapter, name):
-    api = HfApi(endpoint=hub.endpoint, token="t")
-    api.create_repo(name)
-    api.upload_file(path_or_fileobj=b"# mine\n", path_in_repo="README.md", repo_id=name)
-    with pytest.warns(UserWarning, match="written by hand"):
-        push(hub, adapter, name)
-    path = hf_hub_download(name, "README.md", endpoint=hub.endpoint)
-    assert open(path).read() == "# mine\n"  # noqa: SIM115
 
 
 def test_pull_request_and_private(hub, adapter, name):

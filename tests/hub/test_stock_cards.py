@@ -53,13 +53,13 @@ def test_what_stock_saving_writes_has_the_tag(stock):
     assert "focus" in data.tags and "base_model:adapter:org/stock" in data.tags
 
 
-def test_stock_pushes_are_found_without_a_tag(hub, stock):
-    """PEFT's and transformers' `push_to_hub` put transformers' template over the card that saving makes."""
-    for name in ("ada/by-peft", "ada/by-transformers"):
-        assert not card_of(hub, name).data.tags
+def test_stock_pushes_are_found_with_a_tag_and_without(hub, stock):
+    """transformers' `push_to_hub` writes a model's tags; PEFT's puts the empty template over its own card."""
+    assert card_of(hub, "ada/by-transformers").data.tags == ["focus"]
+    assert "ada/by-transformers" in found(hub)
+    assert not card_of(hub, "ada/by-peft").data.tags
     assert {"ada/by-peft", "ada/by-transformers"} <= set(found(hub, author="ada"))
-    assert found(hub, "org/stock", author="ada") == ["ada/by-peft"]
-    assert found(hub, text="by-transformers") == ["ada/by-transformers"]
+    assert found(hub, "org/stock", author="ada") == found(hub, text="by-peft") == ["ada/by-peft"]
 
 
 def test_a_configuration_without_the_tag_is_found_where_the_search_is_narrow(hub, stock, monkeypatch):
