@@ -45,11 +45,6 @@ def answer(request: Request, error: Exception) -> Response:
     return JSONResponse({"error": message, **error.extra}, status_code=error.status, headers=headers)
 
 
-def gone(request: Request, error: Exception) -> Response:
-    """The answer to who was about to write to a repository when it was deleted."""
-    return answer(request, HubAnswer(404, "Repository not found", code="RepoNotFound"))
-
-
 def _header(message: str) -> str:
     """A message as the value of a header: it may quote any name, a header is one short line of plain characters."""
     line = " ".join(message.split()).encode("ascii", "backslashreplace").decode()

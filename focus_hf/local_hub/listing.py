@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from typing import Any
 from urllib.parse import urlencode
 
@@ -13,6 +14,7 @@ from starlette.requests import Request
 from .access import Hub, Target, hub, visitor
 from .describe import card_data, describe, tags_of
 from .errors import HubAnswer
+from .locks import Gone
 from .users import User
 from .weights import parameters
 
@@ -28,18 +30,29 @@ _UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 
 
 def visible(here: Hub, kind: str, user: User | None) -> Iterator[Target]:
-    """The repositories that a user may see, by name."""
+    """The repositories that a user may see, by name; one that is deleted meanwhile is not among them."""
     for repo_id in here.storage.list(kind):
         found = here.storage.find(kind, repo_id)
         owned = here.owns(user, repo_id)
-        if found is not None and (owned or not found.meta()["private"]):
-            yield Target(kind, repo_id, found, user, owned)
+        with suppress(Gone):
+            if found is not None and (owned or not found.meta()["private"]):
+                yield Target(kind, repo_id, found, user, owned)
+
+
+def rows_of(targets: Iterable[Target], row: Callable[[Target], dict[str, Any] | None]) -> list[dict[str, Any]]:
+    """A row for each repository, unless it is ``None`` or the repository is deleted meanwhile."""
+    rows = []
+    for one in targets:
+        with suppress(Gone):
+            rows.append(row(one))
+    return [known for known in rows if known is not None]
 
 
 def listing(request: Request, kind: str) -> tuple[list[dict[str, Any]], str | None]:
     """One page of rows, and the address of the next page if there is one."""
     query, here = request.query_params, hub(request)
-    rows = [_row(here, found) for found in visible(here, kind, visitor(request)) if _matches(here, found, query)]
+    found = visible(here, kind, visitor(request))
+    rows = rows_of(found, lambda one: _row(here, one) if _matches(here, one, query) else None)
     key = query.get("sort", "trendingScore")
     if key not in SORTS:
         raise HubAnswer(400, f"sort must be one of {', '.join(SORTS)}, not {key!r}")

@@ -8,14 +8,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from .errors import HubAnswer
+
 try:
     import fcntl
 except ImportError:  # Windows: one server at a time is up to the user there
     fcntl = None  # type: ignore[assignment]
 
 
-class Gone(Exception):
-    """What the lock guards is not there any more."""
+class Gone(HubAnswer):
+    """The repository was deleted since the request found it."""
+
+    def __init__(self) -> None:
+        super().__init__(404, "Repository not found", code="RepoNotFound")
 
 
 class WriteLock:

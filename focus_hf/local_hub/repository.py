@@ -12,6 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
+from dulwich.errors import MissingCommitError
 from dulwich.index import commit_tree
 from dulwich.object_store import iter_tree_contents
 from dulwich.objects import Blob, Commit, ObjectID
@@ -20,7 +21,7 @@ from dulwich.repo import Repo
 
 from ..files import write_atomically
 from .errors import HubAnswer
-from .locks import WriteLock
+from .locks import Gone, WriteLock
 
 LFS_POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:{oid}\nsize {size}\n"
 _POINTER = re.compile(LFS_POINTER.format(oid="([0-9a-f]{64})", size="([0-9]{1,18})").encode())
@@ -68,8 +69,14 @@ class Repository:
         self.git.object_store.fsync_object_files = True
         self.lock = WriteLock(folder / "focus-hub.writing", self._tidy)
         self._tree = lru_cache(maxsize=64)(self._read_tree)
+        self._closed = False
         self._known: dict[tuple[str, str], Any] = {}
         self._blob = lru_cache(maxsize=100_000)(self._read_blob)
+
+    def close(self) -> None:
+        """Let go of it: it is deleted, or the Hub ends. Who still holds it finds it `Gone`."""
+        self._closed = True
+        self.git.close()
 
     def _tidy(self) -> None:
         """Remove the locks of a writer that died."""
@@ -78,6 +85,19 @@ class Repository:
                 path.unlink(missing_ok=True)
 
     # -- reading ---------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """What is missing because the repository was deleted since it was found is `Gone`, not an error of ours."""
+        try:
+            yield
+        except (KeyError, MissingCommitError, FileNotFoundError):
+            if self._is_there():
+                raise
+            raise Gone from None
+
+    def _is_there(self) -> bool:
+        return not self._closed and self.folder.is_dir()
 
     def resolve(self, revision: str) -> str:
         """The commit of a branch, tag, pull request (``refs/pr/N``) or commit hash."""
@@ -89,11 +109,14 @@ class Repository:
         if _HASH.fullmatch(revision) and ObjectID(revision.encode()) in self.git.object_store:
             self.describe_commit(revision)
             return revision
+        if not self._is_there():
+            raise Gone
         raise HubAnswer(404, f"Invalid rev id: {revision}", code="RevisionNotFound")
 
     def files(self, commit: str) -> dict[str, Entry]:
         """All files of a commit by path; not to be changed."""
-        return self._tree(self.describe_commit(commit).tree)
+        with self._reading():
+            return self._tree(self.describe_commit(commit).tree)
 
     def entry(self, commit: str, path: str) -> Entry:
         found = self.files(commit).get(path)
@@ -103,12 +126,14 @@ class Repository:
 
     def read(self, entry: Entry) -> bytes:
         """Content of a file that git itself holds."""
-        return self.git.object_store[ObjectID(entry.blob_id.encode())].as_raw_string()
+        with self._reading():
+            return self.git.object_store[ObjectID(entry.blob_id.encode())].as_raw_string()
 
     def history(self, commit: str) -> Iterator[Commit]:
         """A commit and what came before it, newest first."""
-        for walked in self.git.get_walker(include=[ObjectID(commit.encode())]):
-            yield walked.commit
+        with self._reading():
+            for walked in self.git.get_walker(include=[ObjectID(commit.encode())]):
+                yield walked.commit
 
     def refs(self) -> dict[str, str]:
         return {name.decode(): commit.decode() for name, commit in self.git.refs.as_dict().items() if name != b"HEAD"}
@@ -123,7 +148,8 @@ class Repository:
         return known[key]
 
     def describe_commit(self, commit: str) -> Commit:
-        found = self.git.object_store[ObjectID(commit.encode())]
+        with self._reading():
+            found = self.git.object_store[ObjectID(commit.encode())]
         if not isinstance(found, Commit):
             raise HubAnswer(404, f"Invalid rev id: {commit}", code="RevisionNotFound")
         return found
@@ -256,10 +282,8 @@ class Repository:
 
     def meta(self) -> dict[str, Any]:
         """Settings, likes, access requests and discussions."""
-        try:
+        with self._reading():
             known = json.loads((self.folder / _META).read_text(encoding="utf-8"))
-        except FileNotFoundError:  # deleted since it was found
-            raise HubAnswer(404, "Repository not found", code="RepoNotFound") from None
         defaults = {"private": False, "gated": False, "downloads": 0, "likes": {}, "access": {}, "discussions": []}
         return {**defaults, **known}
 
@@ -283,8 +307,9 @@ class Repository:
 
     def add_lfs(self, oid: str) -> None:
         mark = self.folder / "lfs" / oid
-        mark.parent.mkdir(exist_ok=True)
-        mark.touch()
+        with self._reading():
+            mark.parent.mkdir(exist_ok=True)
+            mark.touch()
 
 
 def folders_of(paths: Iterable[str]) -> set[str]:

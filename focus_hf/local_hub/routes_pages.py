@@ -18,7 +18,7 @@ from .access import KINDS, Target, hub, target, visitor
 from .describe import card_data, describe, iso
 from .discussions import details, find_discussion, summary
 from .errors import HubAnswer
-from .listing import visible
+from .listing import rows_of, visible
 from .pages import MAX_RENDERED, MAX_SHOWN, card_html, file_url, page
 from .repository import Entry
 from .routes_files import PICTURES
@@ -48,12 +48,14 @@ def index(request: Request) -> Response:
     user = visitor(request)
     kinds = []
     for kind in KINDS:
-        rows = [
-            {**describe(found.repo_id, found.repository, found.repository.resolve("main")), "path": found.path}
-            for found in visible(hub(request), kind, user)
-        ]
+        rows = rows_of(visible(hub(request), kind, user), _line)
         kinds += [(kind, rows)] if rows else []
     return page("index", kinds=kinds)
+
+
+def _line(found: Target) -> dict[str, Any]:
+    """What the page of all repositories says of one."""
+    return {**describe(found.repo_id, found.repository, found.repository.resolve("main")), "path": found.path}
 
 
 @_page

@@ -9,10 +9,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from ..front_matter import card_metadata
-from .access import KINDS, find, hub, kind_of, target, visitor, writable, writer
+from .access import KINDS, Target, find, hub, kind_of, target, visitor, writable, writer
 from .describe import describe, iso
 from .errors import HubAnswer
-from .listing import chosen, expanded, listing, visible
+from .listing import chosen, expanded, listing, rows_of, visible
 from .requests import Body, text, with_body
 from .weights import parameters
 
@@ -145,10 +145,13 @@ def likers(request: Request) -> Response:
 
 def liked(request: Request) -> Response:
     """What a user likes, as far as the visitor may see it."""
-    name, rows = request.path_params["user"], []
+    name, rows = request.path_params["user"], list[dict[str, Any]]()
     for kind in KINDS:
-        for found in visible(hub(request), kind, visitor(request)):
-            when = found.repository.meta()["likes"].get(name)
-            if when is not None:
-                rows.append({"createdAt": iso(when), "repo": {"name": found.repo_id, "type": kind.rstrip("s")}})
+        rows += rows_of(visible(hub(request), kind, visitor(request)), lambda found: _like_of(found, name))
     return JSONResponse(rows)
+
+
+def _like_of(found: Target, name: str) -> dict[str, Any] | None:
+    when = found.repository.meta()["likes"].get(name)
+    repo = {"name": found.repo_id, "type": found.kind.rstrip("s")}
+    return None if when is None else {"createdAt": iso(when), "repo": repo}

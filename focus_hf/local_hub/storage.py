@@ -38,7 +38,7 @@ class Storage:
     def close(self) -> None:
         with self._lock:
             for repository in self._open.values():
-                repository.git.close()
+                repository.close()
             self._open.clear()
             self.staging.close()
 
@@ -82,7 +82,7 @@ class Storage:
             made = Repository(partial)
             made.create(author)
             made.write_meta({"private": private, "created": time.time()})
-            made.git.close()
+            made.close()
             folder.parent.mkdir(parents=True, exist_ok=True)
             os.rename(partial, folder)
         except OSError:
@@ -110,4 +110,4 @@ class Storage:
     def _forget(self, folder: Path) -> None:
         known = self._open.pop(folder, None)
         if known is not None:
-            known.git.close()
+            known.close()

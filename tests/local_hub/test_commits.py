@@ -15,6 +15,9 @@ from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, hf
 from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, RevisionNotFoundError
 
 from focus_hf.local_hub import LocalHub
+from focus_hf.local_hub.locks import Gone
+from focus_hf.local_hub.repository import Changes, Repository
+from focus_hf.local_hub.storage import Storage
 from tests.families import httpx
 
 HEADERS = {"Authorization": "Bearer t"}
@@ -124,6 +127,51 @@ def test_deleted_while_others_write(api, repo):
     api.create_repo(repo)
     assert api.list_repo_files(repo) == [".gitattributes"]
     add(api, repo, "new.txt")()
+
+
+@pytest.mark.parametrize("made_again", [False, True])
+def test_deleted_between_finding_and_reading(tmp_path, made_again):
+    """Who found a repository before it was deleted hears that it is not there, whoever has its name now."""
+    storage = Storage(tmp_path)
+    storage.create("models", "demo/x", "demo", private=False)
+    found = storage.find("models", "demo/x")
+    commit = found.commit("refs/heads/main", Changes({"a": found.store_blob(b"a")}), "a", "demo")
+    entry = found.entry(commit, "a")
+    storage.delete("models", "demo/x")
+    if made_again:
+        storage.create("models", "demo/x", "demo", private=False)
+    reads = [lambda: found.resolve("v1"), lambda: found.files(commit), lambda: list(found.history(commit))]
+    for read in [*reads, lambda: found.describe_commit(commit), lambda: found.read(entry)]:
+        with pytest.raises(Gone, match="Repository not found"):
+            read()
+
+
+def test_damage_is_not_taken_for_a_deletion(tmp_path):
+    storage = Storage(tmp_path)
+    storage.create("models", "demo/x", "demo", private=False)
+    found = storage.find("models", "demo/x")
+    commit = found.resolve("main")
+    (found.folder / "objects" / commit[:2] / commit[2:]).unlink()
+    with pytest.raises(KeyError):
+        found.files(commit)
+
+
+def test_lists_leave_out_what_is_deleted_meanwhile(hub, api, monkeypatch):
+    names = [f"demo/of-a-list-{n}" for n in range(2)]
+    for name in names:
+        api.create_repo(name)
+
+    def deleted_while_it_is_read(self):
+        if self.folder.name == "of-a-list-0.git":
+            raise Gone
+        return meta(self)
+
+    meta = Repository.meta
+    monkeypatch.setattr(Repository, "meta", deleted_while_it_is_read)
+    listed = {model.id for model in api.list_models(search="of-a-list")}
+    page = HTTP.get(hub.endpoint)
+    assert listed == {names[1]} and page.status_code == 200 and "of-a-list-0" not in page.text
+    assert names[1] in page.text
 
 
 def test_a_slow_upload_holds_up_nobody(hub, api, repo):
