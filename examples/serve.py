@@ -9,7 +9,8 @@ This script imports focus_hf, links the base model's files and the adapter's int
 stock server on it; flags that it does not know itself go to that server. Needs `pip install
 "transformers[serving]"`.
 
-The server's --continuous-batching is refused: its paged attention keeps keys where Focus cannot follow them.
+With --continuous-batching the server answers all requests together. Bound its memory with --cb-num-blocks and
+--cb-max-batch-tokens; without them it takes most of what is free.
 """
 
 from __future__ import annotations
@@ -53,9 +54,6 @@ def main() -> None:
     parser.add_argument("--adapter", required=True, help="the adapter: a folder or a Hub id")
     parser.add_argument("--base", help="base model, if not the one that the adapter names")
     args, rest = parser.parse_known_args()
-    if "--continuous-batching" in rest:
-        parser.error("Focus does not run with continuous batching; leave it out")
-
     with tempfile.TemporaryDirectory() as scratch:
         name = Path(args.adapter).resolve().name
         make_folder(args.adapter, args.base, Path(scratch, name))

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from ..attention import HeadClass, Kernel, Pattern
+
+if TYPE_CHECKING:
+    from .continuous import PagedCall
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,7 @@ class Routing:
         classes: of the layer's heads, where they do not all attend alike; memberships have the columns that they name.
         reads: bool ``(B, T, K)``, the groups whose keys the new tokens attend to, where these are not their own.
         attention_observer: told query, key, scale and memberships of the call, see `observe_attention`.
+        paged: set in continuous batching; memberships are then those of the new tokens alone.
     """
 
     pattern: Pattern
@@ -51,6 +55,7 @@ class Routing:
     classes: tuple[HeadClass, ...] | None = None
     reads: Tensor | None = None
     attention_observer: Callable[[Tensor, Tensor, float, Tensor], None] | None = None
+    paged: PagedCall | None = None
 
 
 class RoutedConfig:

@@ -10,7 +10,9 @@ from torch import nn
 from ..escape import shown
 from .cache import find_cache
 from .call import RoutedConfig
+from .continuous import route_pages
 from .layer import FocusLayer
+from .pages import find_pages
 from .route import route
 
 
@@ -45,17 +47,16 @@ class _Hooks:
 
     def before(self, attention: Any, args: tuple, kwargs: dict[str, Any]) -> None:
         adapter_name = self.router.routing_adapter
-        if adapter_name is None or self.router.mode == "dense":
+        paged = find_pages(kwargs) is not None
+        if (adapter_name is None or self.router.mode == "dense") and not paged:
             return
-        if "read_index" in kwargs or "block_table" in kwargs:  # what its paged cache hands to attention modules
-            raise ValueError(
-                "Focus does not route continuous batching (generate_batch, paged caches): its output would be wrong. "
-                "Use generate(), or switch the adapter off."
-            )
-        refuse_mixed_batch(kwargs.get("adapter_names"), [adapter_name])
         hidden_states = args[0] if args else kwargs["hidden_states"]
-        cache = find_cache((*args, *kwargs.values()))
-        call = route(self.router, adapter_name, hidden_states, cache, kwargs.get("attention_mask"))
+        if paged:  # also where nothing is routed: its tokens are then known to have no groups
+            call = route_pages(self.router, hidden_states, kwargs)
+        else:
+            refuse_mixed_batch(kwargs.get("adapter_names"), [str(adapter_name)])
+            cache = find_cache((*args, *kwargs.values()))
+            call = route(self.router, str(adapter_name), hidden_states, cache, kwargs.get("attention_mask"))
         if call is not None:
             attention.config = RoutedConfig(attention.config, call)
 

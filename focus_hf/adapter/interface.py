@@ -20,6 +20,7 @@ from ..attention import (
     masked_attention,
 )
 from .call import RoutedConfig, SoftGate
+from .continuous import attend_pages
 from .hard import hard_attention
 from .masks import causal_mask, problem_of
 
@@ -72,7 +73,9 @@ def focus_attention_forward(
     if routing.attention_observer is not None:
         routing.attention_observer(query, key, scores.scale, routing.memberships)
     is_sliding = kwargs.get("sliding_window") is not None
-    if routing.soft is not None:
+    if routing.paged is not None:
+        output = attend_pages(routing, query, key, value, scores)
+    elif routing.soft is not None:
         problem = problem_of(query, key, value, attention_mask, routing.pattern, routing.memberships, scores)
         output = _soft_attention(problem, routing.soft, routing.kernel)
     else:

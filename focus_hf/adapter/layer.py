@@ -106,7 +106,7 @@ class FocusLayer(nn.Module, BaseTunerLayer):
         self._move_adapter_to_device_of_base_layer(adapter_name)
         self.set_adapter(self.active_adapters, inference_mode=config.inference_mode)
 
-    def _own(self, adapter_name: str) -> list[nn.Parameter]:
+    def tensors_of(self, adapter_name: str) -> list[nn.Parameter]:
         """All tensors of an adapter."""
         kinds = (getattr(self, kind) for kind in (*self.adapter_layer_names, *self.other_param_names))
         return [kind[adapter_name] for kind in kinds if adapter_name in kind]
@@ -222,7 +222,7 @@ class FocusLayer(nn.Module, BaseTunerLayer):
         """Once per adapter: damaged or missing tensors must not quietly route at random."""
         if adapter_name in self._checked:
             return
-        own = self._own(adapter_name)
+        own = self.tensors_of(adapter_name)
         # transformers flags what it loaded, and leaves a tensor that the file lacks as uninitialised memory.
         all_or_none = len({getattr(tensor, "_is_hf_initialized", False) for tensor in own}) == 1
         # detach(): a check that happens once must not differ between a forward and its recomputation.

@@ -3,6 +3,7 @@
 from .biased import biased_focus_attention
 from .decode import MAX_GROUPS, SequenceStore
 from .gated import GATES, HARD_GATE, gated_attention
+from .gathered import gather_index, gathered_attention
 from .grouped import grouped_focus_attention
 from .hard_gate import credit_memberships
 from .heads import EVERYTHING, HeadClass, attend_by_class, pairs_by_head, read_classes, write_classes
@@ -38,6 +39,8 @@ __all__ = [
     "find_kernel",
     "focus_attention",
     "gated_attention",
+    "gather_index",
+    "gathered_attention",
     "grouped_focus_attention",
     "kernel_named",
     "make_plan",

@@ -5,6 +5,7 @@ from .attention import bench_attention, bench_decode
 from .memory import bench_memory
 from .model import bench_model
 from .report import save_plot, table, to_markdown
+from .serving import bench_serving
 from .settings import Measurement, Setting, grid
 from .training import bench_training
 
@@ -15,6 +16,7 @@ __all__ = [
     "bench_decode",
     "bench_memory",
     "bench_model",
+    "bench_serving",
     "bench_training",
     "environment",
     "grid",

@@ -35,7 +35,7 @@ def bench_model(
     Returns:
         One measurement for prefill (``"prefill"``) and one per decoded token (``"generate"``).
     """
-    model = make_model(setting, base) if adapter is None else _load(setting, base, adapter)
+    model = load_or_make(setting, base, adapter)
     layers = focus_layers(model)
     generator = torch.Generator().manual_seed(setting.seed)
     ids = torch.randint(0, model.config.vocab_size, (1, setting.length + new_tokens), generator=generator)
@@ -71,6 +71,11 @@ def bench_model(
     times = interleaved(functions, setting.device, seconds=5, least=new_tokens, most=new_tokens)
     measured.append(Measurement("generate", setting, times["dense"], times["focus"], baseline=name))
     return measured
+
+
+def load_or_make(setting: Setting, base: str | None, adapter: str | None) -> Any:
+    """The model with this adapter, or one with random centroids; see `bench_model`."""
+    return make_model(setting, base) if adapter is None else _load(setting, base, adapter)
 
 
 def _load(setting: Setting, base: str | None, adapter: str) -> Any:

@@ -21,11 +21,12 @@ from .attention import bench_attention, bench_decode
 from .memory import bench_memory
 from .model import bench_model
 from .report import save_plot, table, to_markdown
+from .serving import bench_serving
 from .settings import Measurement, Setting
 from .training import bench_training
 
 #: What can be measured.
-KINDS = ("attention", "decode", "model", "memory", "training")
+KINDS = ("attention", "decode", "model", "memory", "training", "serving")
 
 #: Large enough for a process' allocator to keep what it frees from now on, as after loading any model.
 _WARM_UP_BYTES = 31 * 2**20
@@ -49,8 +50,8 @@ def run_bench(
     Args:
         kinds: of `KINDS`.
         settings: see `grid`.
-        base: model for ``"model"``.
-        adapter: for ``"model"``, a folder or a Hub id; see `adapter_settings`.
+        base: model for ``"model"`` and ``"serving"``.
+        adapter: for ``"model"`` and ``"serving"``, a folder or a Hub id; see `adapter_settings`.
         write: put the figures into the adapter's folder; its card shows them from then on.
         threads: of PyTorch on CPU.
         seconds: for each setting, at least.
@@ -74,6 +75,7 @@ def run_bench(
         "model": lambda setting: bench_model(setting, base, adapter),
         "memory": lambda setting: [bench_memory(setting, "attention"), bench_memory(setting, "model")],
         "training": lambda setting: bench_training(setting, seconds),
+        "serving": lambda setting: bench_serving(setting, base, adapter),
     }
     results: list[Measurement] = []
     with progress_display(Console(stderr=True)) as progress:

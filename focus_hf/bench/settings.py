@@ -54,7 +54,8 @@ class Measurement:
     """What one setting gave.
 
     Args:
-        kind: what was measured: ``attention``, ``decode``, ``prefill``, ``generate``, ``memory``, ``training``.
+        kind: what was measured: ``attention``, ``decode``, ``prefill``, ``generate``, ``memory``, ``training``,
+            ``serving``, ``first token``.
         setting: where.
         dense, focus: median milliseconds of one call, or bytes.
         limit: the most that skipping pairs can save: pairs possible over pairs attended (of keys, in decoding).
@@ -62,6 +63,7 @@ class Measurement:
         baseline: the dense attention compared with.
         path: how Focus was computed.
         shares: share of Focus' time in its steps.
+        extra: other figures of the same run, by name.
     """
 
     kind: str
@@ -73,6 +75,7 @@ class Measurement:
     baseline: str = ""
     path: str = ""
     shares: dict[str, float] = field(default_factory=dict)
+    extra: dict[str, float] = field(default_factory=dict)
 
     @property
     def ratio(self) -> float:

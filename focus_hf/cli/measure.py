@@ -31,8 +31,8 @@ def demo(
     epilog="Example: focus-hf bench --what attention,decode --lengths 2048,8192 --top-k 1,2 --json results.json"
 )
 def bench(
-    what: Annotated[str | None, typer.Option(help="Of attention, decode, model, memory, training.")] = None,
-    adapter: Annotated[str | None, typer.Option(help="Adapter for `model`: a folder or a Hub id.")] = None,
+    what: Annotated[str | None, typer.Option(help="Of attention, decode, model, memory, training, serving.")] = None,
+    adapter: Annotated[str | None, typer.Option(help="Adapter for `model`, `serving`: a folder or a Hub id.")] = None,
     device: Device = "cpu",
     lengths: Annotated[str, typer.Option(help="Tokens, several with commas.")] = "1024,2048,4096,8192",
     num_groups: Annotated[str, typer.Option(help="Groups per layer (K), several with commas.")] = "8",
@@ -44,7 +44,7 @@ def bench(
     head_dim: Annotated[int, typer.Option(help="Size of a head.", min=1)] = 64,
     threads: Annotated[int | None, typer.Option(help="Threads of PyTorch on CPU.", min=1)] = None,
     kernel: Annotated[str, typer.Option(help="Attention backend, as `focus-hf info` lists them.")] = "auto",
-    base: Annotated[str | None, typer.Option(help="Model for `model`: a folder or a Hub id.")] = None,
+    base: Annotated[str | None, typer.Option(help="Model for `model`, `serving`: a folder or a Hub id.")] = None,
     seconds: Annotated[float, typer.Option(help="Time for each setting, at least.", min=0.1)] = 5.0,
     json_out: JsonFile = None,
     markdown: Annotated[Path | None, typer.Option(help="Write the table as Markdown.")] = None,
@@ -57,8 +57,8 @@ def bench(
 
     what = what or ("attention,decode" if adapter is None else "model")
     kinds = [kind for kind in what.split(",") if kind]
-    if adapter is not None and kinds != ["model"]:
-        raise ValueError("--adapter is measured in a whole model: --what model")
+    if adapter is not None and not {"model", "serving"}.issuperset(kinds):
+        raise ValueError("--adapter is measured in a whole model: --what model, or serving")
     if write and adapter is None:
         raise ValueError("--write puts the figures into an adapter's folder: give --adapter.")
     if unknown := [kind for kind in kinds if kind not in KINDS]:

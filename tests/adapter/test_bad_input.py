@@ -188,16 +188,3 @@ def test_soft_mode_cannot_continue_a_cache():
     focus_hf.set_routing(model, mode="soft")
     with pytest.raises(ValueError, match='Soft routing looks at whole sequences.*mode="hard"'):
         model.generate(token_ids(), max_new_tokens=2)
-
-
-def test_continuous_batching_is_refused():
-    """Its paged attention keeps keys where Focus cannot follow them: better an error than other tokens."""
-    from transformers import ContinuousBatchingConfig, GenerationConfig
-
-    model = focus_model("llama")
-    plan = GenerationConfig(max_new_tokens=2, do_sample=False, eos_token_id=-1, pad_token_id=0)
-    small = ContinuousBatchingConfig(num_blocks=8, max_batch_tokens=128)  # otherwise most of the free memory
-    prompts = [row.tolist() for row in token_ids(length=40)]
-    answers = model.generate_batch(prompts, generation_config=plan, continuous_batching_config=small)
-    assert all("does not route continuous batching" in (answer.error or "") for answer in answers.values())
-    assert not any(answer.generated_tokens for answer in answers.values())

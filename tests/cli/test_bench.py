@@ -56,6 +56,18 @@ def test_everything_else_into_files(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["r.json", "r.md", "r.png"]
 
 
+def test_serving_has_two_dense_opponents():
+    result = run("bench", "--what", "serving", *SMALL, "--json", timeout=290)
+    assert result.returncode == 0, result.stderr
+    serving, first = json.loads(result.stdout)["results"]
+    assert (serving["kind"], first["kind"]) == ("serving", "first token")
+    own, each = "dense, transformers' own (ms)", "dense, each request for itself (ms)"
+    for measured in (serving, first):
+        assert measured["dense"] == pytest.approx(min(measured["extra"][own], measured["extra"][each]), abs=0.01)
+        assert measured["focus"] > 0 and measured["limit"] > 1
+    assert serving["extra"]["focus requests/s"] == pytest.approx(1e3 / serving["focus"], rel=0.01)
+
+
 def test_info_names_the_kernel_in_use():
     result = run("info", "--json")
     facts = json.loads(result.stdout)
@@ -85,7 +97,7 @@ def test_info_says_which_flash_attention_there_is_and_how_to_get_it(tmp_path, mo
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--what", "speed"], "--what must be of attention, decode, model, memory, training, got 'speed'"),
+        (["--what", "speed"], "--what must be of attention, decode, model, memory, training, serving, got 'speed'"),
         (["--lengths", "1k"], "--lengths takes whole numbers with commas between them, got '1k'"),
         (["--lengths", "0"], "lengths must be positive, got 0"),
         (["--local-window", "-1"], "local_window must not be negative, got -1"),

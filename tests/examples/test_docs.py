@@ -19,6 +19,9 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*(ROOT / "docs").rglob("*.md"), ROOT / "README.md", ROOT / "examples" / "README.md"])
 CONFIGURED = ROOT / "mkdocs.yml"
 
+#: What `transformers serve` takes.
+SERVER_FLAGS = ("--port", "--device", "--continuous-batching", "--cb-num-blocks", "--cb-max-batch-tokens")
+
 _FENCE = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^\1```", re.DOTALL | re.MULTILINE)
 _INLINE = re.compile(r"`([^`\n]+)`")
 _LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
@@ -82,7 +85,7 @@ def test_examples_are_started_with_flags_that_they_have(page):
             continue
         script = (ROOT / match[0]).read_text(encoding="utf-8")
         for flag in re.findall(r"--[a-z][a-z-]*", line[match.end() :]):
-            passed_on = match[0] == "examples/serve.py" and flag in ("--port", "--device")
+            passed_on = match[0] == "examples/serve.py" and flag in SERVER_FLAGS
             assert passed_on or f'"{flag}"' in script or flag == "--help", f"{flag} in: {line}"
 
 

@@ -1,0 +1,270 @@
+"""transformers' continuous batching: new tokens of many requests in one call, their keys in pages.
+
+A call packs the new tokens of all requests into one row: whole prompts, chunks of prompts, and single tokens. Each
+request is attended for itself, under the one definition (`attention.mask`): tokens that come one at a time all
+together, over the keys that they attend to and no others; prompts and chunks one request after the other, as
+without continuous batching.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import routing
+from ..attention import (
+    PADDING,
+    HeadClass,
+    Pattern,
+    Scores,
+    WhoAttends,
+    attended_pairs,
+    gather_index,
+    gathered_attention,
+)
+from .call import Routing
+from .decide import window_of
+from .discovery import slides
+from .hard import hard_attention
+from .heads import head_classes, shared_top_ks, top_ks_by_head
+from .layer import FocusLayer
+from .pages import find_pages, pages_of
+
+
+class Packed:
+    """Which tokens of a packed call are whose, and where their keys stand.
+
+    Args:
+        pages: the allocator of the layers, from `pages_of`.
+        kwargs: of an attention module.
+    """
+
+    def __init__(self, pages: Any, kwargs: dict[str, Any]) -> None:
+        self.written: Tensor = kwargs["write_index"][pages.index]
+        read: Tensor = kwargs["read_index"][pages.index]
+        #: No token of the call looks back at an earlier call's.
+        self.is_start = read.numel() == 0
+        self.rows = self.written if self.is_start else read
+        self.write_places, self.read_places = pages.places(self.written), pages.places(self.rows)
+        self.query_edges: list[int] = kwargs["cu_seq_lens_q"].tolist()
+        self.key_edges: list[int] = kwargs["cu_seq_lens_k"][pages.layer_type].tolist()
+
+    def requests(self) -> Iterator[tuple[slice, slice]]:
+        """The queries and the keys of each request of several queries, in the packed call."""
+        for (q, q_stop), (k, k_stop) in zip(_spans(self.query_edges), _spans(self.key_edges), strict=True):
+            if q_stop - q > 1:
+                yield slice(q, q_stop), slice(k, k_stop)
+
+    @cached_property
+    def singles(self) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Requests with one query: which query ``(R,)``, which keys ``(R, S)``, and the keys' positions ``(R, S)``.
+
+        Aligned at the right; `PADDING` where a request has fewer keys.
+        """
+        edges = zip(_spans(self.query_edges), _spans(self.key_edges), strict=True)
+        found = [(q, *keys) for (q, q_stop), keys in edges if q_stop - q == 1]
+        if not found:
+            return None
+        query, start, stop = torch.tensor(found, device=self.rows.device).T
+        longest = max(k_stop - k for _, k, k_stop in found)
+        keys = stop[:, None] - longest + torch.arange(longest, device=stop.device)
+        positions = torch.where(keys < start[:, None], PADDING, keys - start[:, None])
+        return query, keys.clamp(min=0), positions
+
+
+def _spans(edges: list[int]) -> Iterator[tuple[int, int]]:
+    return zip(edges[:-1], edges[1:], strict=True)
+
+
+@dataclass(frozen=True)
+class PagedCall:
+    """What a routed call of continuous batching needs beside its routing.
+
+    Args:
+        pages: the layer's allocator.
+        layer: its index.
+        packed: whose tokens are which.
+        reads: bool ``(T, columns)``, groups that the new tokens read, where these are not their own.
+    """
+
+    pages: Any
+    layer: int
+    packed: Packed
+    reads: Tensor | None
+
+
+@torch.no_grad()
+def route_pages(router: FocusLayer, hidden_states: Tensor, kwargs: dict[str, Any]) -> Routing | None:
+    """The routing of a packed call; ``None`` where it is dense, or no adapter is in force.
+
+    Args:
+        router: of the attention module that is called.
+        hidden_states: ``(1, T, d)``, of the new tokens.
+        kwargs: of the attention module; its pages now remember the tokens' groups.
+
+    Raises:
+        ValueError: what Focus cannot do in continuous batching, and what to do instead.
+    """
+    cache, name = find_pages(kwargs), router.routing_adapter
+    assert cache is not None
+    active = name is not None and router.mode != "dense"
+    if active:
+        _refuse(router, kwargs)
+    elif kwargs.get("block_table") is not None:
+        return None  # pages that flash attention fills by itself; an adapter that comes later refuses them
+    if slides(router.get_base_layer()):
+        return None
+    read_index = kwargs["read_index"][cache.layer_to_allocator[router.layer_idx].index]
+    pages = pages_of(cache, router, is_empty=read_index.numel() == 0)
+    packed = _packed(pages, kwargs)
+    if name is None or not active:
+        pages.forget(router.layer_idx, packed.write_places)
+        return None
+    config = router.configs[name]
+    window = window_of(config, router.mode, router.window)
+    classes = None if config.plain or window is not None else head_classes(config, router.layer_idx)
+    memberships, reads = _columns(router, name, hidden_states)
+    if window is not None:
+        memberships, reads = torch.zeros_like(memberships), None
+    owner = (name, memberships.shape[-1])
+    pages.remember(router.layer_idx, packed.write_places, memberships[0, : packed.written.shape[0]], owner)
+    pattern = config.pattern if window is None else window
+    patterns = [pattern] if classes is None else [some.pattern for some in classes]
+    if max(stop - start for start, stop in _spans(packed.key_edges)) <= min(p.dense_length for p in patterns):
+        return None
+    call = PagedCall(pages, router.layer_idx, packed, None if reads is None else reads[0])
+    return Routing(
+        pattern, memberships, config.top_k, router.path, router.kernel, owner=owner, classes=classes, paged=call
+    )
+
+
+def _refuse(router: FocusLayer, kwargs: dict[str, Any]) -> None:
+    why = None
+    if slides(router.get_base_layer()):
+        why = "does not route sliding layers; make the adapter without include_sliding_layers"
+    elif kwargs.get("block_table") is not None:
+        why = "needs ContinuousBatchingConfig(max_blocks_per_request=0)"
+    elif torch.compiler.is_compiling() or (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
+        why = "needs ContinuousBatchingConfig(use_cuda_graph=False), and no compilation"
+    elif router.mode == "soft":
+        why = 'cannot be soft: focus_hf.set_routing(model, mode="hard")'
+    elif router.stand_in or router.observer or router.pairs_observer or router.attention_observer:
+        why = "cannot be looked at: observe generate() instead"
+    if why is not None:
+        raise ValueError(f"Focus in continuous batching {why}.")
+
+
+def _packed(pages: Any, kwargs: dict[str, Any]) -> Packed:
+    """Made once in a forward pass: all layers are handed the same tensors."""
+    edges = kwargs["cu_seq_lens_q"]
+    made = getattr(pages, "packed", None)
+    if made is None or made[0]() is not edges:
+        made = pages.packed = (weakref.ref(edges), Packed(pages, kwargs))
+    return made[1]
+
+
+def _columns(router: FocusLayer, adapter_name: str, hidden_states: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Memberships of the new tokens, and the groups that they read: bool ``(1, T, columns)``."""
+    config = router.configs[adapter_name]
+    if config.routing == "per_head":
+        by_head = router.head_scores(hidden_states, adapter_name)
+        if by_head is None:
+            nothing = torch.zeros(*hidden_states.shape[:2], 0, dtype=torch.bool, device=hidden_states.device)
+            return nothing, nothing
+        top_ks = top_ks_by_head(config, router.layer_idx)
+        return by_head.memberships().flatten(-2), by_head.reads(top_ks).flatten(-2)
+    scores, balance = router(hidden_states, adapter_name)
+    top_ks = [config.top_k] if config.plain else shared_top_ks(config, router.layer_idx)
+    columns = [routing.hard_memberships(scores, balance, top_k) for top_k in top_ks]
+    nothing = columns[0][..., :0] if columns else scores[..., :0].bool()
+    return torch.cat([nothing, *columns], dim=-1), None
+
+
+def attend_pages(how: Routing, query: Tensor, key: Tensor, value: Tensor, scores: Scores) -> Tensor:
+    """Hard attention of a packed call, whose keys and values are added to the pages.
+
+    Args:
+        how: from `route_pages`.
+        query: ``(1, H, T, D)``.
+        key: ``(1, H_kv, T, D)``, of the new tokens.
+        value: ``(1, H_kv, T, D_v)``.
+        scores: how they are made.
+
+    Returns:
+        ``(1, H, T, D_v)``.
+    """
+    call = how.paged
+    assert call is not None
+    packed, pages = call.packed, call.pages
+    count = packed.written.shape[0]
+    new_keys, new_values = (x[0, :, :count].transpose(0, 1).to(pages.cache_tensor.dtype) for x in (key, value))
+    pages.update(new_keys, new_values, call.layer, packed.written[:0], packed.written)
+    known = pages.recall(call.layer, packed.read_places)
+    keys, values = pages._kv_token_views[call.layer]
+    output = query.new_zeros(query.shape[2], query.shape[1], value.shape[-1])
+    for asking, asked in packed.requests():
+        starts = asked.stop - asked.start == asking.stop - asking.start
+        k, v = (
+            (x[0, :, asking] if starts else stored[packed.rows[asked]].to(x.dtype).transpose(0, 1))[None]
+            for x, stored in ((key, keys), (value, values))
+        )
+        reads = None if call.reads is None else call.reads[None, asking]
+        own = replace(how, memberships=known[None, asked], reads=reads, paged=None)
+        part = hard_attention(own, query[:, :, asking], k, v, None, scores, is_sliding=False)
+        output[asking] = part[0].transpose(0, 1)
+    if packed.singles is not None:
+        asking, asked, positions = packed.singles
+        # A request reads with groups of its own, or with those that its last token belongs to.
+        reads = known[asked[:, -1]] if call.reads is None else call.reads[asking]
+        who = WhoAttends(how.pattern, positions, known[asked], reads=reads[:, None].expand(-1, asked.shape[1], -1))
+        rows = packed.rows[asked]
+        output[asking] = _attend_singles(query[0, :, asking].transpose(0, 1), keys, values, rows, who, how, scores)
+    return output.transpose(0, 1)[None]
+
+
+def _attend_singles(
+    query: Tensor, keys: Tensor, values: Tensor, rows: Tensor, who: WhoAttends, how: Routing, scores: Scores
+) -> Tensor:
+    """One query of each request, ``(R, H, D)``, over the rows ``(R, S)`` of the pages: ``(R, H, D_v)``."""
+    kv_heads = keys.shape[1]
+    repeat = query.shape[1] // kv_heads
+    output = query.new_empty(query.shape[0], query.shape[1], values.shape[-1])
+    classes: Sequence[HeadClass] = how.classes or (_everybody(kv_heads, how.pattern, who.memberships.shape[-1]),)
+    for some in classes:
+        for heads, own in _who_by_heads(who, some):
+            pairs = attended_pairs(own, slice(-1, None))[:, 0, 0]
+            index, real = gather_index(pairs)
+            found = rows.gather(1, index)
+            k, v = (
+                (x[found, heads[0]][:, None] if len(heads) == 1 else x[found][:, :, heads].transpose(1, 2))
+                for x in (keys, values)
+            )
+            mine = torch.tensor([head * repeat + i for head in heads for i in range(repeat)], device=query.device)
+            logits = scores.sink_logits
+            own_scores = scores if logits is None else replace(scores, sink_logits=logits[mine])
+            q = query.index_select(1, mine).to(k.dtype)
+            output[:, mine] = gathered_attention(q, k, v, real, own_scores).to(output.dtype)
+    return output
+
+
+def _everybody(kv_heads: int, pattern: Pattern, columns: int) -> HeadClass:
+    """All heads of a layer, which attend alike."""
+    return HeadClass(tuple(range(kv_heads)), pattern, (slice(0, columns),))
+
+
+def _who_by_heads(who: WhoAttends, some: HeadClass) -> Iterator[tuple[list[int], WhoAttends]]:
+    """The heads of a class that attend to the same keys, and who attends in them."""
+    own = replace(who, pattern=some.pattern)
+    if not some.columns:
+        yield list(some.kv_heads), own.without_groups()
+        return
+    heads = [list(some.kv_heads)] if len(some.columns) == 1 else [[head] for head in some.kv_heads]
+    for together, columns in zip(heads, some.columns, strict=True):
+        assert own.reads is not None
+        yield together, replace(own, memberships=own.memberships[..., columns], reads=own.reads[..., columns])

@@ -1,0 +1,273 @@
+"""transformers' continuous batching gives, for each prompt of a batch, what `generate` gives for it alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+from transformers import ContinuousBatchingConfig, GenerationConfig
+from transformers.generation.continuous_batching import offloading_manager
+
+import focus_hf
+from focus_hf.adapter import focus_layers
+from tests import families as families_module
+from tests.adapter.test_heads import heads_model
+from tests.families import FAMILIES, INTERLEAVED, WINDOW, focus_config, focus_model, token_ids, unbalance
+
+families = pytest.mark.parametrize("family", FAMILIES)
+
+#: A prompt within the window, one that leaves it while it is continued, and longer ones that begin alike.
+LENGTHS = (WINDOW - 4, WINDOW, 20, 48, 61)
+NEW_TOKENS = 10
+
+
+@pytest.fixture(autouse=True, scope="module")
+def without_soft_capping() -> Iterator[None]:
+    """transformers' paged attention leaves Gemma-2's soft-capping out, so its own answers differ from `generate`'s."""
+    FAMILIES["gemma2"]["attn_logit_softcapping"] = None
+    families_module._base.cache_clear()
+    yield
+    del FAMILIES["gemma2"]["attn_logit_softcapping"]
+    families_module._base.cache_clear()
+
+
+def prompts_of(lengths: Sequence[int] = LENGTHS, seed: int = 0) -> list[list[int]]:
+    """The longer ones begin alike."""
+    return [token_ids(1, length, seed=seed + (length < 20)).squeeze(0).tolist() for length in lengths]
+
+
+def pages(**changes: Any) -> ContinuousBatchingConfig:
+    """A small cache, and chunked prefill: a call has room for 32 tokens of the prompts' some 150."""
+    values = {"page_size": 8, "num_blocks": 64, "max_batch_tokens": 32, "max_memory_percent": 0.1}
+    return ContinuousBatchingConfig(**{**values, "return_logprobs": True, **changes})
+
+
+def greedy(**changes: Any) -> GenerationConfig:
+    values = {"max_new_tokens": NEW_TOKENS, "do_sample": False, "eos_token_id": -1, "pad_token_id": 0}
+    return GenerationConfig(**{**values, **changes})
+
+
+def alone(model: Any, prompts: Sequence[list[int]], new_tokens: int = NEW_TOKENS) -> list[Any]:
+    """Tokens and their log probabilities, by `generate`, one prompt after the other."""
+    answers = []
+    for prompt in prompts:
+        ids = torch.tensor([prompt])
+        options = {"max_new_tokens": new_tokens, "do_sample": False, "eos_token_id": None}
+        result = model.generate(
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            return_dict_in_generate=True,
+            output_logits=True,
+            **options,
+        )
+        tokens = result.sequences[0, len(prompt) :]
+        logprobs = torch.stack(result.logits, dim=1)[0].float().log_softmax(-1).gather(-1, tokens[:, None])
+        answers.append((tokens.tolist(), logprobs[:, 0].tolist()))
+    return answers
+
+
+def batch(model: Any, prompts: Sequence[list[int]], config: Any = None, plan: Any = None, **kwargs: Any) -> list[Any]:
+    """The same by `generate_batch`."""
+    outputs = model.generate_batch(
+        list(prompts), generation_config=plan or greedy(), continuous_batching_config=config or pages(), **kwargs
+    )
+    assert [output.error for output in outputs.values()] == [None] * len(outputs)
+    return [(output.generated_tokens, output.logprobs) for output in outputs.values()]
+
+
+def assert_same(found: Sequence[Any], expected: Sequence[Any]) -> None:
+    assert [tokens for tokens, _ in found] == [tokens for tokens, _ in expected]
+    for (_, one), (_, other) in zip(found, expected, strict=True):
+        torch.testing.assert_close(torch.tensor(one), torch.tensor(other), rtol=1e-3, atol=1e-3)
+
+
+def assert_differ(one: Sequence[Any], other: Sequence[Any]) -> None:
+    """Or a test of which is which could not fail."""
+    assert max(abs(a - b) for (_, x), (_, y) in zip(one, other, strict=True) for a, b in zip(x, y, strict=True)) > 0.01
+
+
+@families
+@pytest.mark.parametrize("max_batch_tokens", [17, 256])  # prompts in chunks; all in one call
+def test_shared_routing(family: str, max_batch_tokens: int) -> None:
+    model, prompts = focus_model(family), prompts_of()
+    expected = alone(model, prompts)
+    assert_same(batch(model, prompts, pages(max_batch_tokens=max_batch_tokens)), expected)
+    with model.disable_adapter():
+        assert_differ(alone(model, prompts), expected)
+
+
+@families
+@pytest.mark.parametrize("max_batch_tokens", [17, 256])
+@pytest.mark.parametrize("routing", ["per_head", "shared"])
+def test_heads_that_attend_in_different_ways(family: str, routing: str, max_batch_tokens: int) -> None:
+    model, prompts = heads_model(family, routing), prompts_of()
+    assert_same(batch(model, prompts, pages(max_batch_tokens=max_batch_tokens)), alone(model, prompts))
+
+
+@pytest.mark.parametrize(
+    "changes", [{"top_k": 2}, {"sink_tokens": 0}, {"dense_below": 30}, {"num_groups": 3, "top_k": 3}]
+)
+def test_every_part_of_the_pattern(changes: dict[str, int]) -> None:
+    model, prompts = focus_model("llama", **changes), prompts_of()
+    assert_same(batch(model, prompts), alone(model, prompts))
+
+
+@families
+def test_off_dense_and_without_groups(family: str) -> None:
+    model, prompts = focus_model(family), prompts_of()
+    with model.disable_adapter():
+        dense = alone(model, prompts)
+        assert_same(batch(model, prompts), dense)
+    focus_hf.set_routing(model, mode="dense")
+    assert_same(batch(model, prompts), dense)
+    focus_hf.set_routing(model, mode="window", window=3)
+    assert_same(batch(model, prompts), alone(model, prompts))
+
+
+@families
+@pytest.mark.parametrize("sharing", [True, False])
+def test_forks(family: str, sharing: bool) -> None:
+    """Several answers to a prompt: its full pages are shared or copied, the one begun is copied."""
+    model, prompts, plan = focus_model(family), prompts_of((20, 45)), greedy()
+    plan.num_return_sequences = 3  # transformers allows it for sampling only, and asks when a plan is made
+    found = batch(model, prompts, pages(allow_block_sharing=sharing), plan)
+    assert_same(found, [answer for answer in alone(model, prompts) for _ in range(3)])
+
+
+@families
+def test_requests_that_arrive_while_others_are_answered(family: str) -> None:
+    model, prompts = focus_model(family), prompts_of((48, 61, 20, 6))
+    expected = alone(model, prompts)
+    found: dict[str, Any] = {}
+    with model.continuous_batching_context_manager(greedy(), continuous_batching_config=pages()) as manager:
+        for number, prompt in enumerate(prompts):
+            manager.add_request(prompt, request_id=str(number), streaming=True, max_new_tokens=NEW_TOKENS)
+            for _ in range(3):  # tokens of those before it, before the next one comes
+                result = manager.get_result(timeout=60)
+                found[result.request_id] = (result.generated_tokens, result.logprobs)
+        while any(len(found.get(str(n), ([],))[0]) < NEW_TOKENS for n in range(len(prompts))):
+            result = manager.get_result(timeout=60)
+            assert result is not None and result.error is None
+            found[result.request_id] = (result.generated_tokens, result.logprobs)
+    assert_same([found[str(number)] for number in range(len(prompts))], expected)
+
+
+def shared_tokens(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many tokens each search for a shared prefix finds, from now on."""
+    from transformers.generation.continuous_batching.cache import PagedAttentionCache
+
+    search, found = PagedAttentionCache.search_prefix_match, []
+
+    def watched(self: Any, *args: Any) -> int:
+        found.append(search(self, *args))
+        return found[-1]
+
+    monkeypatch.setattr(PagedAttentionCache, "search_prefix_match", watched)
+    return found
+
+
+FULL_ATTENTION = [family for family in FAMILIES if family not in INTERLEAVED]  # sliding layers share no pages
+
+
+@pytest.mark.parametrize("family", FULL_ATTENTION)
+@pytest.mark.parametrize("sharing", [True, False])
+def test_prompts_that_begin_alike_share_pages(family: str, sharing: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, prompts = focus_model(family), [prompts_of((48,))[0], prompts_of((61,))[0]]
+    found = shared_tokens(monkeypatch)
+    expected, config = alone(model, prompts), pages(allow_block_sharing=sharing)
+    try:
+        for prompt, answer in zip(prompts, expected, strict=True):
+            assert_same(batch(model, [prompt], config, persistent_manager=True), [answer])
+    finally:
+        model.base_model.model.destroy_cached_continuous_batching_manager()
+    assert max(found, default=0) == (48 if sharing else 0)
+
+
+@pytest.mark.parametrize("family", FULL_ATTENTION)
+def test_pages_written_under_other_settings_are_not_shared(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One cache, the same prompts, and each time another adapter, mode, dial, or centroids that were changed."""
+    model, prompts = focus_model(family), prompts_of((48, 61))
+    model.add_adapter("other", focus_config())
+    unbalance(model)
+    found = shared_tokens(monkeypatch)
+
+    def check() -> list[Any]:
+        del found[:]
+        expected = alone(model, prompts)
+        assert_same(batch(model, prompts, persistent_manager=True), expected)
+        assert found[0] == 0  # the second prompt of a batch may find pages of the first
+        return expected
+
+    try:
+        one = check()
+        model.set_adapter("other")
+        assert_differ(check(), one)
+        with model.disable_adapter():
+            assert_differ(check(), one)
+        focus_hf.set_routing(model, top_k=2)
+        check()
+        focus_hf.set_routing(model, mode="local")
+        check()
+        focus_hf.set_routing(model, mode=None)
+        with torch.no_grad():
+            for layer in focus_layers(model):
+                layer.focus_balance["other"].normal_(std=2.0)
+        check()
+        model.set_adapter("default")
+        assert_same(check(), one)
+    finally:
+        model.base_model.model.destroy_cached_continuous_batching_manager()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("space", [0.0, 0.01])
+def test_requests_put_aside(family: str, space: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache too small for all: some are begun anew (no space), or go to the CPU and come back."""
+    empty, asides = torch.empty, []
+    # There is no pinned memory without an accelerator.
+    monkeypatch.setattr(torch, "empty", lambda *args, pin_memory=False, **kwargs: empty(*args, **kwargs))
+    offload = offloading_manager.OffloadingManager._offload_to_cpu
+
+    def watched(self: Any, victims: Any, tables: Any) -> set[str]:
+        asides.append(offload(self, victims, tables))
+        return asides[-1]
+
+    monkeypatch.setattr(offloading_manager.OffloadingManager, "_offload_to_cpu", watched)
+    model, prompts = focus_model(family), prompts_of((30, 33, 35, 31))
+    found = batch(
+        model, prompts, pages(num_blocks=12, cpu_offload_space=space, safety_margin=0.0), greedy(max_new_tokens=24)
+    )
+    assert_same(found, alone(model, prompts, new_tokens=24))
+    assert asides and any(asides) == (space > 0)
+
+
+def test_an_adapter_loaded_onto_a_cache_in_use_asks_for_a_new_one() -> None:
+    model, prompts = focus_model("llama"), prompts_of((48,))
+    base = model.unload()
+    try:
+        batch(base, prompts, persistent_manager=True)
+        base.add_adapter(focus_config(), "late")
+        outputs = base.generate_batch(prompts, generation_config=greedy(), persistent_manager=True)
+        assert "destroy_cached_continuous_batching_manager" in str([o.error for o in outputs.values()])
+    finally:
+        base.destroy_cached_continuous_batching_manager()
+    assert_same(batch(base, prompts), alone(base, prompts))
+
+
+@pytest.mark.parametrize(
+    "setting, why",
+    [
+        ({"mode": "soft"}, "cannot be soft"),
+        ({"include_sliding_layers": True}, "does not route sliding layers"),
+    ],
+)
+def test_what_it_cannot_do_is_refused_in_one_line(setting: dict[str, Any], why: str) -> None:
+    mode = setting.pop("mode", None)
+    model = focus_model("gemma3_text", **setting)
+    if mode:
+        focus_hf.set_routing(model, mode=mode)
+    outputs = model.generate_batch(prompts_of((20,)), generation_config=greedy(), continuous_batching_config=pages())
+    (error,) = [output.error for output in outputs.values()]
+    assert why in error and "\n" not in error
