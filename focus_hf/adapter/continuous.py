@@ -219,12 +219,13 @@ def attend_pages(how: Routing, query: Tensor, key: Tensor, value: Tensor, scores
         part = hard_attention(own, query[:, :, asking], k, v, None, scores, is_sliding=False)
         output[asking] = part[0].transpose(0, 1)
     if packed.singles is not None:
-        asking, asked, positions = packed.singles
+        which, of_keys, positions = packed.singles
         # A request reads with groups of its own, or with those that its last token belongs to.
-        reads = known[asked[:, -1]] if call.reads is None else call.reads[asking]
-        who = WhoAttends(how.pattern, positions, known[asked], reads=reads[:, None].expand(-1, asked.shape[1], -1))
-        rows = packed.rows[asked]
-        output[asking] = _attend_singles(query[0, :, asking].transpose(0, 1), keys, values, rows, who, how, scores)
+        reads = known[of_keys[:, -1]] if call.reads is None else call.reads[which]
+        every = reads[:, None].expand(-1, of_keys.shape[1], -1)
+        who = WhoAttends(how.pattern, positions, known[of_keys], reads=every)
+        rows = packed.rows[of_keys]
+        output[which] = _attend_singles(query[0, :, which].transpose(0, 1), keys, values, rows, who, how, scores)
     return output.transpose(0, 1)[None]
 
 
