@@ -99,20 +99,31 @@ def _set_top_k(layers: list[FocusLayer], top_k: int) -> None:
 
 def _set_budget(layers: list[FocusLayer], pairs: float | str) -> None:
     configs = _active_configs(layers)
+    chosen = [copy.deepcopy((config.budgets or {})[find_budget(config, pairs)]) for config in configs]
+    for config, patterns in zip(configs, chosen, strict=True):
+        config.head_patterns = patterns
+
+
+def find_budget(config: FocusConfig, pairs: float | str) -> str:
+    """The name of an adapter's budget.
+
+    Args:
+        config: of the adapter.
+        pairs: share of pairs that the budget is for.
+
+    Raises:
+        ValueError: not a share of pairs, or the adapter has no such budget.
+    """
     try:
         wanted = float(pairs)
     except (TypeError, ValueError):
         raise ValueError(f"pairs must be a share of pairs such as 0.25, got {pairs!r}.") from None
-    chosen = []
-    for config in configs:
-        shares = sorted(config.budgets or {}, key=float)
-        share = next((share for share in shares if math.isclose(float(share), wanted)), None)
-        if share is None:
-            known = ", ".join(shares) or "none: it has one pattern for all lengths"
-            raise ValueError(f"pairs must be one of this adapter's budgets ({known}), got {pairs!r}.")
-        chosen.append(copy.deepcopy((config.budgets or {})[share]))
-    for config, patterns in zip(configs, chosen, strict=True):
-        config.head_patterns = patterns
+    shares = sorted(config.budgets or {}, key=float)
+    share = next((share for share in shares if math.isclose(float(share), wanted)), None)
+    if share is None:
+        known = ", ".join(shares) or "none: it has one pattern for all lengths"
+        raise ValueError(f"pairs must be one of this adapter's budgets ({known}), got {pairs!r}.")
+    return share
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import torch
 from peft import get_peft_model_state_dict
 from safetensors.torch import save
 
@@ -21,7 +22,11 @@ _PEFT_PREFIX = "base_model.model."
 
 
 def save_adapter(
-    model: Any, folder: str | os.PathLike[str], adapter_name: str | None = None, write: bool = True
+    model: Any,
+    folder: str | os.PathLike[str],
+    adapter_name: str | None = None,
+    write: bool = True,
+    dtype: torch.dtype | None = None,
 ) -> Path:
     """Write ``adapter_config.json`` and ``adapter_model.safetensors`` of one Focus adapter.
 
@@ -29,6 +34,7 @@ def save_adapter(
         model: a `PeftModel`, or a transformers model that got its adapter by ``load_adapter`` or ``add_adapter``.
         folder: created if it does not exist.
         adapter_name: which adapter, if the model has several Focus adapters.
+        dtype: of the numbers in the file; as they are by default.
         write: ``False`` on all processes but one, where several hold parts of the model.
 
     Returns:
@@ -40,7 +46,7 @@ def save_adapter(
     name, config = _choose_adapter(model, adapter_name)
     state = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
     state = {
-        f"{_PEFT_PREFIX}{key.removeprefix(_PEFT_PREFIX)}": ranks.whole(value).contiguous()
+        f"{_PEFT_PREFIX}{key.removeprefix(_PEFT_PREFIX)}": ranks.whole(value).to(dtype or value.dtype).contiguous()
         for key, value in state.items()
     }
     if not write:

@@ -135,7 +135,7 @@ def _eval_results(results: Results) -> list[EvalResult]:
     found = []
     for evaluation in results.evaluations:
         for row in evaluation.rows:
-            mode = mode_name(row["mode"], row.get("top_k"))
+            mode = mode_name(row["mode"], row.get("top_k"), budget=row.get("budget"))
             found.append(
                 EvalResult(
                     task_type="text-generation",

@@ -10,7 +10,7 @@ from jinja2 import FileSystemLoader, StrictUndefined, TemplateError
 from jinja2.sandbox import SandboxedEnvironment
 
 from ..escape import escape
-from ..records.results import mode_name, to_dense
+from ..records.results import mode_name, setting, setting_name, to_dense
 from ..records.ruler import ruler_tables
 from ..templates import template_folder
 
@@ -41,6 +41,7 @@ def render(template: str | os.PathLike[str] | None, **values: Any) -> str:
     )
     environment.filters["escape_markdown"] = escape
     environment.filters["mode"] = _mode_markdown
+    environment.filters["setting"] = _setting_markdown
     environment.filters["to_dense"] = to_dense
     environment.filters["ruler_tables"] = ruler_tables
     if not path.is_file():
@@ -53,5 +54,9 @@ def render(template: str | os.PathLike[str] | None, **values: Any) -> str:
 
 def _mode_markdown(row: dict[str, Any]) -> str:
     if row["mode"] == "hard":
-        return f"**Focus**, `top_k={int(row['top_k'])}`"
-    return mode_name(row["mode"], row.get("top_k"), row.get("width"))
+        return f"**Focus**, {_setting_markdown(row)}"
+    return mode_name(row["mode"], row.get("top_k"), row.get("width"), row.get("budget"))
+
+
+def _setting_markdown(row: dict[str, Any]) -> str:
+    return f"`{setting_name(*setting(row))}`"

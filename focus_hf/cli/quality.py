@@ -99,7 +99,10 @@ def evaluate_command(
         str, typer.Option(help="Of dense, local, soft, hard, and what costs as much as hard: window, random, tokens.")
     ] = "dense,local,hard,window",
     top_k: Annotated[str | None, typer.Option(help="Groups per token in hard mode, with commas.")] = None,
-    pairs: Annotated[str | None, typer.Option(help="One of the adapter's budgets, by its share of pairs.")] = None,
+    pairs: Annotated[
+        str | None,
+        typer.Option(help="Budgets of the adapter, by their shares of pairs, with commas [default: as saved]."),
+    ] = None,
     stride: Annotated[float, typer.Option(help="Step of the sliding window, as a share of the length.")] = 1.0,
     max_tokens: Annotated[int, typer.Option(help="Tokens of each text, 0 for all.", min=0)] = 0,
     retrieval: Annotated[str | None, typer.Option(help="Lengths of the retrieval probe, with commas.")] = None,
@@ -131,6 +134,7 @@ def evaluate_command(
         numbers("--seq-len", seq_len),
         modes.split(","),
         numbers("--top-k", top_k) if top_k else [],
+        pairs.split(",") if pairs else [],
         stride,
         max_tokens,
         numbers("--retrieval", retrieval) if retrieval else [],
@@ -154,7 +158,6 @@ def evaluate_command(
             tasks=[name for name in (tasks or "").split(",") if name],
             task_path=task_path,
             limit=limit,
-            pairs=pairs,
             json_out=json_out,
             plots=plots,
             write=write,

@@ -10,7 +10,6 @@ from typing import Any
 
 from rich.progress import Progress
 
-from ..adapter import set_routing
 from ..machine import measured_with, require
 from ..output import deliver
 from ..records import Results, check_writable, load_results, save_results
@@ -61,7 +60,6 @@ def run_evaluation(
     tasks: Sequence[str] = (),
     task_path: Path | None = None,
     limit: int | None = None,
-    pairs: str | None = None,
     json_out: str | None = None,
     plots: Path | None = None,
     write: bool = False,
@@ -77,7 +75,6 @@ def run_evaluation(
         progress: shows how far it is.
         ruler: RULER's tasks to measure, in the modes of the plan.
         tasks, task_path, limit: of lm-evaluation-harness, see `run_tasks`.
-        pairs: one of the adapter's budgets, by its share of pairs; as the adapter is saved by default.
         json_out: file for JSON, or ``"-"`` for standard output, where then nothing else goes.
         plots: folder for pictures.
         write: put the figures into the adapter's folder; the card shows them from then on.
@@ -92,13 +89,9 @@ def run_evaluation(
     if not texts and ruler is None and not tasks:
         raise ValueError("Nothing to measure: give --text, --dataset, --ruler or --tasks.")
     require(*(["matplotlib"] if plots is not None else []), *(["lm_eval"] if tasks else []))
-    if write and pairs is not None:
-        raise ValueError("--write records an adapter as it is saved: leave out --pairs, or --write.")
     if write:
         check_writable(adapter)
     model, tokenizer, folder = load(adapter)
-    if pairs is not None:
-        set_routing(model, pairs=pairs)
     results = Results(measured_with=measured_with())
     if texts:
         bar = progress.add_task("evaluation", total=count_ticks(model, len(texts), plan))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ def quality_figure(rows: Sequence[QualityRow], path: str | os.PathLike[str]) -> 
     for row in rows:
         marker, colour = _STYLES[row.mode]
         below = row in hard and hard.index(row) % 2 == 0  # or neighbours would overlap
-        label = f"Focus, top_k={row.top_k}" if row.mode == "hard" else row.mode
+        label = str(row) if row.mode == "hard" else row.mode
         label += "" if row.width is None else f" {row.width}"
         axes.plot(100 * row.pairs, row.perplexity, marker, color=colour, markersize=9)
         at_the_right = row.pairs > 0.7
@@ -93,9 +94,9 @@ def retrieval_figure(rows: Sequence[dict[str, Any]], path: str | os.PathLike[str
         path: file to write.
     """
     figure, axes = _axes()
-    modes = dict.fromkeys(Mode(row["mode"], row.get("top_k")) for row in rows)
+    modes = dict.fromkeys(map(_without_width, rows))
     for place, mode in enumerate(modes):
-        points = [row for row in rows if Mode(row["mode"], row.get("top_k")) == mode]
+        points = [row for row in rows if _without_width(row) == mode]
         marker, colour = _STYLES[mode.name]
         axes.plot(
             [row["length"] for row in points],
@@ -112,6 +113,11 @@ def retrieval_figure(rows: Sequence[dict[str, Any]], path: str | os.PathLike[str
     return _save(figure, path)
 
 
+def _without_width(row: dict[str, Any]) -> Mode:
+    """What makes one line: a window's width differs with the length."""
+    return replace(Mode.of(row), width=None)
+
+
 def ruler_figure(rows: Sequence[dict[str, Any]], path: str | os.PathLike[str]) -> Path:
     """RULER's score, a mean over its tasks, against length, one line for each mode. See `quality_figure`.
 
@@ -120,8 +126,8 @@ def ruler_figure(rows: Sequence[dict[str, Any]], path: str | os.PathLike[str]) -
         path: file to write.
     """
     figure, axes = _axes()
-    for place, mode in enumerate(dict.fromkeys(Mode(row["mode"], row.get("top_k")) for row in rows)):
-        mine = [row for row in rows if Mode(row["mode"], row.get("top_k")) == mode]
+    for place, mode in enumerate(dict.fromkeys(map(_without_width, rows))):
+        mine = [row for row in rows if _without_width(row) == mode]
         lengths = sorted({row["length"] for row in mine})
         scores = [[row["score"] for row in mine if row["length"] == length] for length in lengths]
         marker, colour = _STYLES[mode.name]

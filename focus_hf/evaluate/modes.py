@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -30,18 +31,25 @@ class Mode:
         name: which.
         top_k: of ``"hard"``, and of the Focus row that an opponent is compared with.
         width: of ``"window"``; ``None`` until it is known how many pairs Focus attends to.
+        budget: one of the adapter's, by its share of pairs; how it attends now by default.
     """
 
     name: str
     top_k: int | None = None
     width: int | None = None
+    budget: str | None = None
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> Mode:
+        """The mode that a row was measured in."""
+        return cls(row["mode"], row.get("top_k"), row.get("width"), row.get("budget"))
 
     def __str__(self) -> str:
-        return mode_name(self.name, self.top_k, self.width)
+        return mode_name(self.name, self.top_k, self.width, self.budget)
 
 
-def list_modes(names: Iterable[str], top_ks: Iterable[int]) -> list[Mode]:
-    """Modes by name, hard at each ``top_k`` with its opponents beside it.
+def list_modes(names: Iterable[str], top_ks: Iterable[int], budgets: Sequence[str] = ()) -> list[Mode]:
+    """Modes by name, hard at each ``top_k``, or at each budget, with its opponents beside it.
 
     Raises:
         ValueError: an unknown name.
@@ -51,7 +59,8 @@ def list_modes(names: Iterable[str], top_ks: Iterable[int]) -> list[Mode]:
         raise ValueError(f"modes must be of {', '.join(MODES)}, got {unknown[0]!r}.")
     focus = [name for name in MODES if name in names and name in ("hard", *OPPONENTS)]
     plain = [Mode(name) for name in names if name not in focus]
-    return plain + [Mode(name, top_k) for top_k in top_ks for name in focus]
+    settings = [(top_k, budget) for top_k in top_ks for budget in budgets or [None]]
+    return plain + [Mode(name, top_k, budget=budget) for top_k, budget in settings for name in focus]
 
 
 @contextmanager
@@ -72,6 +81,8 @@ def attending(model: nn.Module, mode: Mode, text: Tensor | None = None) -> Itera
                 with adapters_off(layers):
                     yield
             else:
+                if mode.budget is not None:
+                    set_routing(model, pairs=mode.budget)
                 if mode.top_k not in (None, layers[0].routing_config.top_k):
                     set_routing(model, top_k=mode.top_k)
                 groups = layers[0].routing_config.num_groups

@@ -30,6 +30,7 @@ class QualityRow:
         pairs: share of the possible query-key pairs that routed layers attend to, 0 to 1.
         positions: mean loss by position, see `position_curve`.
         width: of a window.
+        budget: see `Mode`.
         excess, stderr: see `paired_excess`; ``None`` where dense was not measured.
         copies, rest: mean loss in nats on tokens that were seen before, out of the adapter's window only (see
             `far_copies`), and on all others; ``None`` where there are none.
@@ -49,9 +50,10 @@ class QualityRow:
     width: int | None = None
     excess: float | None = None
     stderr: float | None = None
+    budget: str | None = None
 
     def __str__(self) -> str:
-        return str(Mode(self.mode, self.top_k, self.width))
+        return str(Mode(self.mode, self.top_k, self.width, self.budget))
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -87,10 +89,10 @@ def measure_quality(
     """
     copies = text.copies(focus_layers(model)[0].routing_config.local_window)
     dense: Tensor | None = None
-    focus_pairs: dict[int | None, float] = {}
+    focus_pairs: dict[tuple[int | None, str | None], float] = {}
     for mode in sorted(modes, key=lambda mode: mode.name != "dense"):
         if mode.name == "window" and mode.width is None:
-            mode = matched(model, mode, text.windows, focus_pairs.get(mode.top_k))
+            mode = matched(model, mode, text.windows, focus_pairs.get((mode.top_k, mode.budget)))
         members: dict[Router, Tensor] = {}
         with attending(model, mode, text.windows):
             with observe_routing(model, _count_members(members)):
@@ -100,7 +102,7 @@ def measure_quality(
         if mode.name == "dense":
             dense = losses
         if mode.name == "hard":
-            focus_pairs[mode.top_k] = pairs
+            focus_pairs[mode.top_k, mode.budget] = pairs
         excess, stderr = (None, None) if dense is None else paired_excess(losses, dense, text.scored)
         yield QualityRow(
             mode.name,
@@ -115,6 +117,7 @@ def measure_quality(
             mode.width,
             excess,
             stderr,
+            mode.budget,
         )
 
 
@@ -123,12 +126,12 @@ def matched(model: nn.Module, mode: Mode, windows: Tensor, pairs: float | None =
 
     Args:
         model: with an active Focus adapter.
-        mode: with the ``top_k`` of Focus.
+        mode: with the ``top_k`` and the budget of Focus.
         windows: token ids ``(N, T)``.
         pairs: of Focus, if they have been counted.
     """
     if pairs is None:
-        with attending(model, Mode("hard", mode.top_k)):
+        with attending(model, replace(mode, name="hard")):
             pairs = attended_share(model, windows[:_COUNTED])
     config = focus_layers(model)[0].routing_config
     return replace(mode, width=equal_window(config, windows.shape[1], pairs))

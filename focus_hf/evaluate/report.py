@@ -79,4 +79,4 @@ def _table(title: str, *columns: str) -> Table:
 
 
 def _name(row: dict[str, Any]) -> str:
-    return str(Mode(row["mode"], row.get("top_k"), row.get("width")))
+    return str(Mode.of(row))

@@ -24,7 +24,7 @@ class RetrievalRow:
     """One length and mode of the probe.
 
     Args:
-        mode, top_k, width: see `QualityRow`.
+        mode, top_k, width, budget: see `QualityRow`.
         length: tokens of each prompt with its answer.
         depth: where the needle was, 0 (start) to 1 (end).
         gain: nats per value token by which the needle helped; 0 is nothing retrieved.
@@ -42,6 +42,7 @@ class RetrievalRow:
     loss: float
     trials: int
     width: int | None = None
+    budget: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -136,7 +137,8 @@ def probe_retrieval(
                 exact = _exact(model, probe, batch_size)
             loss = with_needle.mean().item()
             gain = without.mean().item() - loss
-            rows.append(RetrievalRow(mode.name, mode.top_k, length, depth, gain, exact, loss, trials, mode.width))
+            found = (length, depth, gain, exact, loss, trials)
+            rows.append(RetrievalRow(mode.name, mode.top_k, *found, mode.width, mode.budget))
     return rows
 
 

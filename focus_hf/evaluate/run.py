@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..adapter import FocusConfig, focus_layers
+from ..adapter.control import find_budget
 from ..machine import measured_with
 from ..records import Evaluation, Results
 from ..texts import Texts
@@ -31,6 +32,7 @@ class EvaluationPlan:
         seq_lens: context lengths in tokens.
         modes: see `MODES`.
         top_ks: for the mode ``"hard"``; the adapter's own if empty.
+        budgets: of the adapter, by their shares of pairs, for the mode ``"hard"``; as it attends now if empty.
         stride: tokens from one window's start to the next, as a share of the context length; 1 for no overlap.
         max_tokens: of each text, 0 for all.
         retrieval: context lengths of the retrieval probe; none if empty.
@@ -42,6 +44,7 @@ class EvaluationPlan:
     seq_lens: Sequence[int] = (1024,)
     modes: Sequence[str] = ("dense", "local", "hard", "window")
     top_ks: Sequence[int] = ()
+    budgets: Sequence[str] = ()
     stride: float = 1.0
     max_tokens: int = 0
     retrieval: Sequence[int] = ()
@@ -135,10 +138,11 @@ def modes_of(model: nn.Module, plan: EvaluationPlan) -> list[Mode]:
     """Those asked for that this adapter has: see `FocusConfig.has_soft_attention`.
 
     Raises:
-        ValueError: a mode is unknown, or ``top_k`` more than the adapter's groups.
+        ValueError: a mode or budget is unknown, or ``top_k`` more than the adapter's groups.
     """
     config = active_config(model)
-    modes = list_modes(plan.modes, plan.top_ks or [config.top_k])
+    budgets = [find_budget(config, share) for share in plan.budgets]
+    modes = list_modes(plan.modes, plan.top_ks or [config.top_k], budgets)
     for mode in modes:
         if mode.top_k is not None and not 1 <= mode.top_k <= config.num_groups:
             raise ValueError(f"top_k must be from 1 to num_groups ({config.num_groups}), got {mode.top_k}.")

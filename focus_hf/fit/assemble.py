@@ -72,6 +72,13 @@ def choose_budget(table: Table, wanted: float, length: int, uniform: bool) -> Bu
     return Budget(wanted, length, mean_pairs(table, chosen), total_loss(table, chosen), dict(heads), patterns)
 
 
+def round_to_half(routed: nn.Module) -> None:
+    """Round an adapter's numbers to what a file of 16 bits can hold; they stay of the type they are."""
+    for layer in focus_layers(routed):
+        for parameter in layer.parameters():
+            parameter.data = parameter.data.half().to(parameter.dtype)
+
+
 @torch.no_grad()
 def add_adapter(model: nn.Module, config: FocusConfig, routers: Mapping[int, Routers | None]) -> PeftModel:
     """Add a fitted adapter to a model.

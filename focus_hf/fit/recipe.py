@@ -67,6 +67,7 @@ class FitRecipe:
     rows: int = _option("Queries of a window that are looked at, spread over it.", 1024)
     steps: int = _option("Steps in which a layer's queries learn which groups to read.", 300)
     seed: int = _option("Of everything random.", 0)
+    half: bool = _option("Save numbers of 16 bits instead of 32: half the file.", False)
     gradient_checkpointing: bool = _option("Compute activations again instead of keeping them.", False)
     scratch_dir: str | None = _option("Where captured tensors wait; the system's temporary folder by default.", None)
     scratch_gb: float = _option("What they may take; what needs more is captured in several passes.", 16.0)

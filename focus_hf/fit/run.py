@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.progress import Progress
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed
@@ -22,12 +23,13 @@ from ..adapter.save import save_adapter
 from ..commits import commit_of
 from ..evaluate.sample import take_sample
 from ..machine import measured_with
-from ..records import Results
+from ..records import Results, load_results
 from ..records.adapter_files import WEIGHTS_FILE
+from ..records.typed import is_number
 from ..texts import Texts, hash_of
 from ..train.data import check_length, check_tokenizer, check_vocabulary
 from ..train.outcome import replace_sample, write_records
-from .assemble import Budget, Table, add_adapter, choose_budget, cost_table
+from .assemble import Budget, Table, add_adapter, choose_budget, cost_table, round_to_half
 from .capture import capture
 from .layer import LayerFit, fit_layer, load_layer, save_layer
 from .recipe import FitRecipe
@@ -122,8 +124,11 @@ def fit(
     if len(budgets) > 1:
         config.budgets = {f"{budget.wanted:g}": budget.patterns for budget in budgets}
     routed = add_adapter(model, config, {layer: fit.routers for layer, fit in fitted.items()})
-    results = Results(measured_with=measured_with(), training=_facts(recipe, texts, time.monotonic() - started))
-    folder = save_adapter(routed, out)
+    if recipe.half:
+        round_to_half(routed)  # what is measured here is what others load
+    seconds = time.monotonic() - started + (_seconds_before(out) if len(missing) < len(targets) else 0.0)
+    results = Results(measured_with=measured_with(), training=_facts(recipe, texts, seconds))
+    folder = save_adapter(routed, out, dtype=torch.float16 if recipe.half else None)
     replace_sample(take_sample(routed, probe), folder)
     write_records(results, folder)
     on_saved(folder)
@@ -164,6 +169,13 @@ def _made_from(recipe: FitRecipe, texts: Sequence[Texts], commit: str | None) ->
 def _layers_at_hand(layers: Iterable[int], recipe: FitRecipe, made_from: str) -> dict[int, LayerFit]:
     kept = {layer: load_layer(_layer_file(recipe, layer), made_from) for layer in layers}
     return {layer: found for layer, found in kept.items() if found is not None}
+
+
+def _seconds_before(folder: Path) -> float:
+    """What it took to fit the layers that are used again, as far as it is known."""
+    results = load_results(folder)
+    seconds = 0 if results is None else results.training.get("seconds")
+    return float(seconds) if is_number(seconds) else 0.0
 
 
 def _layer_file(recipe: FitRecipe, layer: int) -> Path:

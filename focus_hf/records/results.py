@@ -16,22 +16,33 @@ from .typed import check_types, is_number
 SCHEMA = 2
 
 
-def mode_name(mode: str, top_k: int | None = None, width: int | None = None) -> str:
+def mode_name(mode: str, top_k: int | None = None, width: int | None = None, budget: str | None = None) -> str:
     """What people call a mode of attention.
 
     Args:
         mode: dense, local, soft, hard, or an opponent of hard at equal cost: window, random, tokens.
         top_k: of hard, and of the Focus row that an opponent is compared with.
         width: of mode "window".
+        budget: of an adapter that has several, in place of ``top_k``.
     """
     names = {"dense": "dense (base model)", "local": "window and sinks only", "soft": "soft (as in training)"}
     if mode in names:
         return names[mode]
-    focus = f"top_k={int(top_k or 0)}"
+    focus = setting_name(top_k, budget)
     if mode == "window":
         wide = "" if width is None else f" of {int(width):,}"
         return f"window{wide} and sinks, pairs of {focus}"
     return {"random": "random groups, ", "tokens": "groups by token, "}.get(mode, "Focus, ") + focus
+
+
+def setting_name(top_k: int | None, budget: str | None = None) -> str:
+    """What Focus is set to, as `set_routing` takes it."""
+    return f"top_k={int(top_k or 0)}" if budget is None else f"pairs={float(budget):g}"
+
+
+def setting(row: dict[str, Any]) -> tuple[int | None, str | None]:
+    """What Focus is set to in a row, or in the row that an opponent is compared with."""
+    return row.get("top_k"), row.get("budget")
 
 
 def to_dense(row: dict[str, Any], dense: float) -> str:
@@ -49,10 +60,11 @@ class Evaluation:
         data: the text, in words.
         context_length: tokens per window.
         rows: one mapping a line: ``mode`` (dense, local, soft, hard, or an opponent of hard at equal cost: window,
-            random, tokens), ``top_k``, ``width`` (of a window), ``perplexity``, ``excess`` and ``stderr`` (nats per
-            token above dense, and the standard error of that over windows), ``pairs`` (share of
-            possible pairs that routed layers attend to), ``positions`` (loss by position), ``copies`` and ``rest``
-            (loss in nats on tokens that were seen before, out of the window only, and on all others).
+            random, tokens), ``top_k``, ``budget`` (of an adapter that has several, by its share of pairs), ``width``
+            (of a window), ``perplexity``, ``excess`` and ``stderr`` (nats per token above dense, and the standard
+            error of that over windows), ``pairs`` (share of possible pairs that routed layers attend to),
+            ``positions`` (loss by position), ``copies`` and ``rest`` (loss in nats on tokens that were seen before,
+            out of the window only, and on all others).
         stride: tokens from one window's start to the next.
         tokens: predicted tokens.
         revision: of the text: a data set's commit or a hash.
@@ -89,13 +101,18 @@ class Evaluation:
 
     def perplexity(self, mode: str, top_k: int | None = None) -> float | None:
         """Perplexity of one row, ``None`` where it was not measured."""
-        return next((r["perplexity"] for r in self.rows if r["mode"] == mode and r.get("top_k") == top_k), None)
+        row = self.first(mode, top_k)
+        return None if row is None else row["perplexity"]
 
     @property
-    def unopposed(self) -> list[int]:
-        """``top_k`` of the Focus rows without a window that attends to as many pairs beside them."""
-        opposed = {row.get("top_k") for row in self.rows if row["mode"] == "window"}
-        return [row["top_k"] for row in self.rows if row["mode"] == "hard" and row["top_k"] not in opposed]
+    def unopposed(self) -> list[dict[str, Any]]:
+        """The Focus rows without a window that attends to as many pairs beside them."""
+        opposed = {setting(row) for row in self.rows if row["mode"] == "window"}
+        return [row for row in self.rows if row["mode"] == "hard" and setting(row) not in opposed]
+
+    def first(self, mode: str, top_k: int | None = None) -> dict[str, Any] | None:
+        """The first row of a mode, ``None`` where it was not measured; of several budgets that of the first."""
+        return next((row for row in self.rows if row["mode"] == mode and row.get("top_k") == top_k), None)
 
     def change(self, top_k: int) -> float | None:
         """Perplexity of Focus over dense attention's, less one; ``None`` where one of them was not measured."""

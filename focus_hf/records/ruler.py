@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .results import setting
+
 
 @dataclass(frozen=True)
 class RulerTable:
@@ -44,5 +46,5 @@ def ruler_tables(rows: Sequence[dict[str, Any]]) -> list[RulerTable]:
     return tables
 
 
-def _mode(row: dict[str, Any]) -> tuple[str, int | None]:
-    return row["mode"], row.get("top_k")
+def _mode(row: dict[str, Any]) -> tuple[object, ...]:
+    return row["mode"], *setting(row)

@@ -12,7 +12,6 @@ from ..evaluate import Mode, SlidingWindows, measure_quality
 from ..evaluate.sample import take_sample
 from ..interpret import group_report, read_treebank
 from ..records import Evaluation, GroupReport, Results
-from ..records.results import mode_name
 from ..records.sample import TokenSample, same_groups
 from ..texts import cut, hash_of, read_again
 from ..train.calibration import calibration_sample, largest_groups
@@ -54,11 +53,11 @@ def check_perplexities(
             yield unchecked(name, len(evaluation.rows), str(error))
             continue
         for row in evaluation.rows:
-            mode = Mode(row["mode"], row.get("top_k"), row.get("width"))
+            mode = Mode.of(row)
             (here,) = measure_quality(model, windows, [mode])
             tick(f"{name}: {here}")
             claimed = float(row["perplexity"])
-            what = f"{name}: {mode_name(row['mode'], row.get('top_k'), row.get('width'))}"
+            what = f"{name}: {mode}"
             pairs = float(row["pairs"])
             holds = abs(here.perplexity - claimed) <= PERPLEXITY * claimed and abs(here.pairs - pairs) <= SHARE
             yield Claim(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -92,19 +93,22 @@ def test_budgets_are_chosen_for_an_evaluation(tiny: Any) -> None:
     sources = Sources((str(tiny / "held_out.txt"),))
     plan = EvaluationPlan(seq_lens=[60], modes=["dense", "hard"], max_tokens=180)
 
-    def measured(pairs: str | None, **more: Any) -> list[dict[str, Any]]:
+    def measured(*pairs: str) -> list[dict[str, Any]]:
         with Progress(disable=True) as progress:
             results = run_evaluation(
-                "a", sources, plan, load=lambda _: (model, tokenizer(), tiny), progress=progress, pairs=pairs, **more
+                "a",
+                sources,
+                replace(plan, budgets=pairs),
+                load=lambda _: (model, tokenizer(), tiny),
+                progress=progress,
             )
         return results.evaluations[0].rows
 
     dense, everything = measured("1.0")
     assert everything["pairs"] == 1 and everything["perplexity"] == pytest.approx(dense["perplexity"], rel=1e-4)
-    assert measured("0.3")[1]["pairs"] < 1
+    _, less, more = measured("0.3", "1.0")
+    assert less["pairs"] < 1 and (less["budget"], more["budget"]) == ("0.3", "1.0") and more == everything
     with pytest.raises(ValueError, match=r"budgets \(0.3, 1.0\), got '0.7'"):
         measured("0.7")
     with pytest.raises(ValueError, match="pairs must be a share of pairs such as 0.25, got 'half'"):
         measured("half")
-    with pytest.raises(ValueError, match="leave out --pairs"):
-        measured("0.3", write=True)

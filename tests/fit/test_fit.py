@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,13 +16,15 @@ import focus_hf
 from focus_hf.adapter import focus_layers
 from focus_hf.cli import app, load_commands
 from focus_hf.evaluate.perplexity import attended_share
+from focus_hf.evaluate.sample import take_sample
 from focus_hf.fit import FitRecipe, fit
 from focus_hf.fit.budget import choose, total_loss
 from focus_hf.fit.costs import EVERYTHING, Cost, Option
 from focus_hf.fit.layer import fit_layer
 from focus_hf.fit.store import LayerWindow
 from focus_hf.fit.windows import spread_windows
-from focus_hf.records import check_adapter, load_results
+from focus_hf.records import TokenSample, check_adapter, load_results, save_results
+from focus_hf.records.sample import same_groups
 from focus_hf.texts import Texts
 from tests.families import token_ids
 
@@ -149,6 +152,20 @@ def test_saving_again_changes_nothing(fitted, tiny, tmp_path):
     assert all(configs[0][name] == configs[1][name] for name in ("head_patterns", "budgets", "routing", "num_groups"))
 
 
+def test_half_precision_halves_the_file_and_is_what_was_recorded(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(FitRecipe, "options", lambda self, length: [Option(16, 2)])
+    alike = {"uniform": True, "pairs": [0.75]}
+    whole, half = (
+        fit(recipe(tiny, tmp_path / name, half=name == "half", **alike)).folder for name in ("whole", "half")
+    )
+    one, two = (load_file(folder / "adapter_model.safetensors") for folder in (whole, half))
+    assert {tensor.dtype for tensor in two.values()} == {torch.float16}
+    assert all(torch.equal(one[name].half(), two[name]) for name in one)
+    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny / "base"), half).eval()
+    sample = TokenSample.load(half)
+    assert same_groups(sample, take_sample(model, torch.tensor(sample.ids))) == 1.0
+
+
 def test_the_adapter_attends_as_its_costs_were_measured(tiny, tmp_path, monkeypatch):
     """Groups of the adapter are groups of the fit: with one budget for all, pairs agree on the same windows.
 
@@ -178,7 +195,10 @@ def test_fitted_layers_are_used_again(fitted, tiny, tmp_path, monkeypatch):
     assert said == ["reading text", "1 of 2 layers are fitted already"]
     assert again.tables == first.tables and again.budgets[0] == first.budgets[0]
     monkeypatch.setattr("focus_hf.fit.run.capture", None)  # nothing is captured any more
+    was = load_results(out).training["seconds"]
+    save_results(replace(load_results(out), training={**load_results(out).training, "seconds": was + 1000}), out)
     fit(recipe(tiny, out, resume=True, pairs=[0.9]))
+    assert load_results(out).training["seconds"] >= was + 1000  # what the layers took counts
     monkeypatch.undo()
     said.clear()
     fit(recipe(tiny, out, resume=True, steps=3), say=said.append)

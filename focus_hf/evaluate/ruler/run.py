@@ -45,7 +45,7 @@ class RulerRow:
     Args:
         task: its name.
         length: tokens of each prompt with its answer.
-        mode, top_k, width: see `QualityRow`.
+        mode, top_k, width, budget: see `QualityRow`.
         score: mean of `string_match_all` over what the model generated greedily, 0 to 1.
         accuracy: share of the right answer's tokens that are the model's first choice, given those before.
         logprob: log-probability of the right answer in nats per token, given those before.
@@ -64,9 +64,10 @@ class RulerRow:
     samples: int
     seed: int
     width: int | None = None
+    budget: str | None = None
 
     def __str__(self) -> str:
-        return f"RULER {self.task}, {self.length} tokens: {Mode(self.mode, self.top_k, self.width)}"
+        return f"RULER {self.task}, {self.length} tokens: {Mode(self.mode, self.top_k, self.width, self.budget)}"
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -121,7 +122,8 @@ def measure_ruler(
             kinds = (answers.scores, answers.accuracies, answers.logprobs)
             score, accuracy, logprob = (sum(values) / len(values) for values in kinds)
             where = (task, length, mode.name, mode.top_k)
-            yield RulerRow(*where, score, accuracy, logprob, pairs, plan.samples, plan.seed, mode.width)
+            how = (plan.samples, plan.seed, mode.width, mode.budget)
+            yield RulerRow(*where, score, accuracy, logprob, pairs, *how)
 
 
 def _answer(model: Any, tokenizer: Any, prompt: Prompt, answers: _Answers) -> None:
