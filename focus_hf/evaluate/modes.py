@@ -59,7 +59,7 @@ def list_modes(names: Iterable[str], top_ks: Iterable[int], budgets: Sequence[st
         raise ValueError(f"modes must be of {', '.join(MODES)}, got {unknown[0]!r}.")
     focus = [name for name in MODES if name in names and name in ("hard", *OPPONENTS)]
     plain = [Mode(name) for name in names if name not in focus]
-    settings = [(top_k, budget) for top_k in top_ks for budget in budgets or [None]]
+    settings = [(top_k, budget) for top_k in top_ks for budget in (budgets or (None,))]
     return plain + [Mode(name, top_k, budget=budget) for top_k, budget in settings for name in focus]
 
 

@@ -174,7 +174,7 @@ def _layers_at_hand(layers: Iterable[int], recipe: FitRecipe, made_from: str) ->
 def _seconds_before(folder: Path) -> float:
     """What it took to fit the layers that are used again, as far as it is known."""
     results = load_results(folder)
-    seconds = 0 if results is None else results.training.get("seconds")
+    seconds: Any = None if results is None else results.training.get("seconds")
     return float(seconds) if is_number(seconds) else 0.0
 
 
