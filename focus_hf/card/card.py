@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from huggingface_hub import ModelCard
+from huggingface_hub import ModelCard, constants
 
 from ..records.adapter_files import GROUPS_FILE, WEIGHTS_FILE, AdapterFileError, check_adapter, weights_hash
 from ..records.base_model import BaseFacts
@@ -51,6 +51,7 @@ class FocusModelCard(ModelCard):
         datasets: str | list[str] | None = None,
         metadata: Mapping[str, Any] | None = None,
         template: str | os.PathLike[str] | None = None,
+        endpoint: str | None = None,
     ) -> FocusModelCard:
         """Make the card of an adapter from its files; nothing needs to be answered.
 
@@ -63,6 +64,7 @@ class FocusModelCard(ModelCard):
             license, language, datasets: metadata of the Hub.
             metadata: any further metadata, over everything else.
             template: a Jinja template of one's own; see ``hub_templates`` for what it may use. It runs in a sandbox.
+            endpoint: address of the Hub that links lead to; ``HF_ENDPOINT`` by default.
 
         Raises:
             AdapterFileError: the adapter is damaged.
@@ -82,6 +84,7 @@ class FocusModelCard(ModelCard):
         text = render(
             template,
             install=INSTALL,
+            hub=(endpoint or constants.ENDPOINT).rstrip("/"),
             repo_id=repo_id,
             base=name,
             config=config,

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import yaml
+from huggingface_hub import constants
 from huggingface_hub.utils import HFValidationError, validate_repo_id
 
 from ..escape import escape
@@ -17,7 +18,13 @@ from .page import Page, write
 _DESCRIPTION = 60
 
 
-def write_space(page: Page, folder: str | os.PathLike[str], models: Sequence[str] = (), text: str = "") -> list[Path]:
+def write_space(
+    page: Page,
+    folder: str | os.PathLike[str],
+    models: Sequence[str] = (),
+    text: str = "",
+    endpoint: str | None = None,
+) -> list[Path]:
     """Write ``index.html`` and ``README.md`` with what the Hub wants to know of a static Space.
 
     Args:
@@ -25,6 +32,7 @@ def write_space(page: Page, folder: str | os.PathLike[str], models: Sequence[str
         folder: created if it does not exist.
         models: adapters and base models on the page; those that are Hub ids are linked, and their pages link back.
         text: name of the text.
+        endpoint: address of the Hub that links lead to; ``HF_ENDPOINT`` by default.
 
     Returns:
         The files.
@@ -48,7 +56,8 @@ def write_space(page: Page, folder: str | os.PathLike[str], models: Sequence[str
         "tags": ["focus", "sparse-attention", "interpretability"],
         **({"models": linked} if linked else {}),
     }
-    names = " and ".join(f"[{escape(model)}](https://huggingface.co/{model})" for model in linked)
+    hub = (endpoint or constants.ENDPOINT).rstrip("/")
+    names = " and ".join(f"[{escape(model)}]({hub}/{model})" for model in linked)
     about = [
         "A page made by `focus-hf explore`: the groups of every layer of a",
         "[Focus](https://arxiv.org/abs/2604.03260) adapter, token by token"

@@ -145,7 +145,7 @@ def push_to_hub(
                 replace(load_results(folder) or Results(), explorer=check_hub_id(explorer, "explorer")), folder
             )
         base = _name_base(folder, base_model, api)
-        card = FocusModelCard.from_adapter(folder, repo_id=repo_id, base=base, **card_options)
+        card = FocusModelCard.from_adapter(folder, repo_id=repo_id, base=base, endpoint=api.endpoint, **card_options)
         written = read_card(folder)
         with hub_errors(repo_id, api.endpoint):
             write_benchmark_results(load_results(folder), folder, api)

@@ -66,9 +66,11 @@ def _check_text(folder: Path) -> Iterator[Claim]:
     ours = "".join(part.body for part in text.parts if part.name)  # above it may stand a person's own title
     title = re.search(r"^# (.+)$", ours, re.MULTILINE)
     repo_id = html.unescape(title.group(1)).strip() if title else ""
+    base = str(card.metadata.get("base_model") or "")
+    link = re.search(rf"\]\((https?://[^\s()]+)/{re.escape(base)}\)", ours)  # to the Hub that the card was made for
     try:
         made = FocusModelCard.from_adapter(
-            folder, repo_id=repo_id, base_model=str(card.metadata.get("base_model") or "")
+            folder, repo_id=repo_id, base_model=base, endpoint=link[1] if link else None
         )
     except ValueError as error:  # a title or a base model that cannot be
         yield Claim("text of the card", "as its data says", str(error), DIFFERS)

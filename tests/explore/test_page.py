@@ -12,6 +12,7 @@ import time
 import numpy as np
 import pytest
 import yaml
+from huggingface_hub import constants
 from peft import get_peft_model
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
@@ -175,10 +176,11 @@ def test_a_space_has_what_the_hub_wants(tmp_path):
     facts = yaml.safe_load(front)
     assert facts["sdk"] == "static" and facts["models"] == ["me/focus", "org/base"] and "focus" in facts["tags"]
     assert len(facts["short_description"]) <= 60 and facts["colorFrom"] in ("blue", "green")
-    assert "[me/focus](https://huggingface.co/me/focus)" in body
+    assert f"[me/focus]({constants.ENDPOINT}/me/focus)" in body
     assert "<script" not in body and str(tmp_path) not in body
     assert FocusModelCard(readme).data.to_dict()["sdk"] == "static"
-    write_space(page, tmp_path / "space")  # again
+    write_space(page, tmp_path / "space", ["me/focus"], endpoint="https://hub.example/")  # again, for another Hub
+    assert "[me/focus](https://hub.example/me/focus)" in (tmp_path / "space" / "README.md").read_text(encoding="utf-8")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "README.md").write_text("# Mine\n")
     with pytest.raises(ValueError, match="does not belong to a static Space"):

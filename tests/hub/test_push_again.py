@@ -13,9 +13,11 @@ from huggingface_hub import HfApi, ModelCard, hf_hub_download
 import focus_hf
 from focus_hf.adapter.save import save_adapter
 from focus_hf.hub import HubError, PushPlan
-from focus_hf.local_hub import routes_commits
+from focus_hf.local_hub import LocalHub, routes_commits
 from focus_hf.local_hub.errors import HubAnswer, answer
-from focus_hf.records import save_results
+from focus_hf.records import read_config, save_results
+from focus_hf.verify.claims import HOLDS
+from focus_hf.verify.files import check_files
 from tests.families import base_model, focus_model
 from tests.hub.test_push_pull import change_weights
 from tests.hub.test_search import report
@@ -48,6 +50,19 @@ def test_words_on_the_hub_stay_and_the_difference_is_shown(hub, api, adapter, na
         "adapter_model.safetensors",
         "focus_results.json",
     ]
+
+
+def test_links_follow_the_hub_that_is_pushed_to(hub, adapter, name, tmp_path):
+    """Also when the card was made for another; and its text holds wherever it is verified."""
+    push(hub, adapter, name)
+    assert f"[demo/base]({hub.endpoint}/demo/base)" in card_of(hub, name)
+    here = focus_hf.pull(name, tmp_path / "here", endpoint=hub.endpoint)
+    claims = check_files(here, read_config(here), None, None, None)
+    assert {c.what: c.verdict for c in claims if "card" in c.what} == {"sections of the card": HOLDS}
+    with LocalHub(tmp_path / "other", token="t") as other:
+        push(other, here, name)
+        text = card_of(other, name)
+    assert f"[demo/base]({other.endpoint}/demo/base)" in text and hub.endpoint not in text
 
 
 def test_words_in_the_folder_go_along(hub, adapter, name):
@@ -185,10 +200,11 @@ def test_the_base_model_on_the_hub_gives_its_licence_and_is_checked(hub, api, ad
 
 def test_the_card_links_to_the_explorer(hub, adapter, name):
     report("PUNCT").to_json(adapter / "focus_groups.json")
+    link = f"({hub.endpoint}/spaces/demo/my-space)"
     push(hub, adapter, name, explorer="demo/my-space")
-    assert "(https://huggingface.co/spaces/demo/my-space)" in card_of(hub, name)
+    assert link in card_of(hub, name)
     push(hub, focus_hf.pull(name, endpoint=hub.endpoint), name)  # and stays
-    assert "(https://huggingface.co/spaces/demo/my-space)" in card_of(hub, name)
+    assert link in card_of(hub, name)
     with pytest.raises(ValueError, match='explorer="org/name"'):
         push(hub, adapter, name, explorer="/a/path", dry_run=True)
 
