@@ -2,18 +2,23 @@
 
 from ..machine import environment
 from .attention import bench_attention, bench_decode
+from .counting import LaunchCounter
+from .launches import Launches, bench_launches
 from .memory import bench_memory
 from .model import bench_model
-from .report import save_plot, table, to_markdown
+from .report import save_plot, tables, to_markdown
 from .serving import bench_serving
 from .settings import Measurement, Setting, grid
 from .training import bench_training
 
 __all__ = [
+    "LaunchCounter",
+    "Launches",
     "Measurement",
     "Setting",
     "bench_attention",
     "bench_decode",
+    "bench_launches",
     "bench_memory",
     "bench_model",
     "bench_serving",
@@ -21,6 +26,6 @@ __all__ = [
     "environment",
     "grid",
     "save_plot",
-    "table",
+    "tables",
     "to_markdown",
 ]

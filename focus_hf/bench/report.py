@@ -8,28 +8,68 @@ from typing import Any
 
 from rich.table import Table
 
+from .launches import Launches
 from .settings import Measurement
 
 _COLUMNS = ("what", "tokens", "setting", "dense", "Focus", "ratio", "limit", "computed", "how")
 
+#: Of counts; numbers with strokes between them are those of each batch size.
+_LAUNCH_COLUMNS = ("what", "tokens", "routing", "path", "dense", "Focus", "host syncs", "waits for")
 
-def table(measurements: Sequence[Measurement], width: int) -> Table:
-    """A rich table; on a narrow screen without the last column."""
-    columns = _COLUMNS if width >= 140 else _COLUMNS[:-1]
+#: Columns of words; the others are numbers.
+_WORDS = ("what", "setting", "how", "routing", "path", "waits for")
+
+Result = Measurement | Launches
+
+
+def tables(results: Sequence[Result], width: int) -> list[Table]:
+    """Rich tables of what was measured and of what was counted; on a narrow screen without their last columns."""
+    return [_table(columns if width >= 140 else columns[:-1], rows) for columns, rows in _parts(results)]
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     result = Table()
     for column in columns:
-        is_text = column in ("what", "setting", "how")
+        is_text = column in _WORDS
         result.add_column(column, justify="left" if is_text else "right", no_wrap=not is_text, overflow="fold")
-    for cells in map(_cells, measurements):
+    for cells in rows:
         result.add_row(*cells[: len(columns)])
     return result
 
 
-def to_markdown(measurements: Sequence[Measurement]) -> str:
-    """A Markdown table."""
-    lines = ["| " + " | ".join(_COLUMNS) + " |", "|" + "---|" * len(_COLUMNS)]
-    lines += ["| " + " | ".join(cells) + " |" for cells in map(_cells, measurements)]
-    return "\n".join(lines)
+def to_markdown(results: Sequence[Result]) -> str:
+    """Markdown tables, likewise."""
+    found = []
+    for columns, rows in _parts(results):
+        lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+        found.append("\n".join([*lines, *("| " + " | ".join(cells) + " |" for cells in rows)]))
+    return "\n\n".join(found)
+
+
+def _parts(results: Sequence[Result]) -> list[tuple[Sequence[str], list[list[str]]]]:
+    """Columns and rows of each table that has any."""
+    measured = [_cells(result) for result in results if isinstance(result, Measurement)]
+    counted = [_launch_cells(result) for result in results if isinstance(result, Launches)]
+    return [(columns, rows) for columns, rows in ((_COLUMNS, measured), (_LAUNCH_COLUMNS, counted)) if rows]
+
+
+def _launch_cells(counted: Launches) -> list[str]:
+    setting = counted.setting
+    return [
+        counted.phase,
+        f"{setting.length:,}",
+        f"K={setting.num_groups} k={setting.top_k} {counted.routing}",
+        counted.path,
+        _by_batch(counted.dense),
+        _by_batch(counted.focus),
+        _by_batch(counted.syncs),
+        ", ".join(f"{name} {count:,}" for name, count in sorted(counted.waits_for.items())),
+    ]
+
+
+def _by_batch(numbers: dict[int, int]) -> str:
+    found = list(numbers.values())
+    return f"{found[0]:,}" if len(set(found)) == 1 else " / ".join(f"{number:,}" for number in found)
 
 
 def _cells(measured: Measurement) -> list[str]:

@@ -31,7 +31,9 @@ def demo(
     epilog="Example: focus-hf bench --what attention,decode --lengths 2048,8192 --top-k 1,2 --json results.json"
 )
 def bench(
-    what: Annotated[str | None, typer.Option(help="Of attention, decode, model, memory, training, serving.")] = None,
+    what: Annotated[
+        str | None, typer.Option(help="Of attention, decode, model, memory, training, serving, launches.")
+    ] = None,
     adapter: Annotated[str | None, typer.Option(help="Adapter for `model`, `serving`: a folder or a Hub id.")] = None,
     device: Device = "cpu",
     lengths: Annotated[str, typer.Option(help="Tokens, several with commas.")] = "1024,2048,4096,8192",

@@ -97,7 +97,10 @@ def test_info_says_which_flash_attention_there_is_and_how_to_get_it(tmp_path, mo
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--what", "speed"], "--what must be of attention, decode, model, memory, training, serving, got 'speed'"),
+        (
+            ["--what", "speed"],
+            "--what must be of attention, decode, model, memory, training, serving, launches, got 'speed'",
+        ),
         (["--lengths", "1k"], "--lengths takes whole numbers with commas between them, got '1k'"),
         (["--lengths", "0"], "lengths must be positive, got 0"),
         (["--local-window", "-1"], "local_window must not be negative, got -1"),

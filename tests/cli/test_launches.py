@@ -1,0 +1,83 @@
+"""`focus-hf bench --what launches`: what a layer asks of the device, counted without one."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from focus_hf.attention import Pattern, Problem, Scores, WhoAttends, grouped_focus_attention, masked_focus_attention
+from focus_hf.bench import LaunchCounter
+from focus_hf.bench.stand_in import FlashStandIn
+from tests.cli.test_cli import focus_hf as run
+
+
+@pytest.mark.parametrize(
+    ("call", "operations", "syncs"),
+    [
+        (lambda x: x.view(2, 3).T[0] + 1, {"add": 1}, {}),
+        (lambda x: torch.empty_like(x).copy_(x), {"copy_": 1}, {}),
+        (lambda x: x.sum().item(), {"sum": 1}, {"_local_scalar_dense": 1}),
+        (lambda x: bool(x.any()), {"any": 1}, {"_local_scalar_dense": 1}),
+        (lambda x: x.tolist(), {}, {"tolist": 1}),
+        (lambda x: x[x > 2], {"gt": 1, "index": 1}, {"index": 1}),
+        (lambda x: x[torch.arange(3)], {"arange": 1, "index": 1}, {}),
+        (lambda x: x.nonzero(), {"nonzero": 1}, {"nonzero": 1}),
+        (lambda x: x.repeat_interleave(torch.arange(6)), None, {"repeat_interleave": 1}),
+        (lambda x: x.masked_select(x > 2), None, {"masked_select": 1}),
+        (lambda x: x + torch.tensor([1.0]), {"add": 1}, {"tensor": 1}),
+    ],
+)
+def test_operations_and_syncs_are_counted(call, operations, syncs):
+    x = torch.arange(6.0)
+    with LaunchCounter() as counter:
+        call(x)
+    assert dict(counter.syncs) == syncs
+    assert operations is None or dict(counter.operations) == operations
+    call(x)
+    assert dict(counter.syncs) == syncs  # counts while it is entered, and only then
+
+
+def test_fake_tensors_are_counted_too():
+    with FakeTensorMode():
+        x = torch.ones(4, 4)
+        with LaunchCounter() as counter:
+            (x @ x).relu()
+    assert dict(counter.operations) == {"mm": 1, "relu": 1}
+
+
+@pytest.mark.parametrize("top_k", [1, 2])
+def test_the_stand_in_computes_what_the_device_would(top_k):
+    query, key, value = (torch.randn(2, heads, 90, 8) for heads in (4, 2, 2))
+    memberships = torch.rand(2, 90, 4).argsort(-1) < top_k
+    who = WhoAttends(Pattern(9, 2), torch.arange(90).expand(2, -1), memberships)
+    problem = Problem(query, key, value, who, Scores(0.3))
+    with LaunchCounter() as counter:
+        output = grouped_focus_attention(problem, FlashStandIn())
+    torch.testing.assert_close(output, masked_focus_attention(problem), rtol=1e-5, atol=1e-5)
+    assert counter.operations["varlen_stand_in"] >= 2 and "einsum" not in counter.operations
+
+
+def test_the_command_counts_every_path_at_every_batch_size():
+    result = run("bench", "--what", "launches", "--lengths", "160", "--local-window", "16", "--json", timeout=290)
+    assert result.returncode == 0, result.stderr
+    counted = json.loads(result.stdout)["results"]
+    assert {(row["kind"], row["routing"], row["path"]) for row in counted} == {
+        ("launches: prefill", "shared", "grouped, torch-flash"),
+        ("launches: prefill", "shared", "grouped, cpu-flash"),
+        ("launches: prefill", "shared", "biased, cpu-flash"),
+        ("launches: prefill", "shared", "masked, any"),
+        ("launches: prefill", "per_head", "lookup, cpu-flash"),
+        ("launches: prefill", "per_head", "masked, any"),
+        ("launches: decode", "shared", "cache by groups, torch-flash"),
+        ("launches: decode", "shared", "cache by groups, cpu-flash"),
+        ("launches: decode", "shared", "plain cache, cpu-flash"),
+        ("launches: decode", "per_head", "plain cache, cpu-flash"),
+    }
+    for row in counted:
+        assert list(row["focus"]) == list(row["dense"]) == list(row["syncs"]) == ["1", "8", "32"]
+        assert len(set(row["dense"].values())) == 1 and row["dense"]["1"] >= 20
+        assert row["focus"]["1"] > row["dense"]["1"]
+        assert sum(row["waits_for"].values()) == row["syncs"]["32"]
