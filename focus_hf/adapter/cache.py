@@ -51,7 +51,7 @@ def tokens_seen(layer: Any) -> int:
     return int(layer.get_seq_length())
 
 
-def append_memberships(layer: Any, new: Tensor, owner: object) -> Tensor:
+def append_memberships(layer: Any, new: Tensor, owner: object, groups_each: int | None = None) -> Tensor:
     """Store the new tokens' memberships and return those of all tokens seen, new ones included.
 
     Tokens whose groups are unknown (cached while the adapter was off, or by another adapter) count as members of
@@ -61,6 +61,8 @@ def append_memberships(layer: Any, new: Tensor, owner: object) -> Tensor:
         layer: from `cache_layer`, before the new tokens' keys are added.
         new: ``(B, T, K)`` bool.
         owner: the adapter; memberships of another one mean nothing here.
+        groups_each: every new token is in exactly this many groups, if that is known; the layer's ``groups_each`` then
+            says whether it holds for all tokens seen.
 
     Returns:
         ``(B, tokens seen + T, K)`` bool.
@@ -72,6 +74,8 @@ def append_memberships(layer: Any, new: Tensor, owner: object) -> Tensor:
         known = new.new_zeros(batch, 0, num_groups)
     known = known.to(new.device)[:, :seen]  # the cache may have been cropped since
     unknown = new.new_ones(batch, seen - known.shape[1], num_groups)
+    like_earlier = not unknown.shape[1] and (not seen or layer.groups_each == groups_each)
+    layer.groups_each = groups_each if like_earlier else None
     layer.group_memberships = torch.cat([known, unknown, new], dim=1)
     layer.group_owner = owner
     return layer.group_memberships
@@ -88,6 +92,8 @@ def can_store_by_groups(layer: Any, num_groups: int, top_k: int) -> bool:
     if layer.__class__.__mro__[1] is not DynamicLayer or layer.stays_plain or num_groups > MAX_GROUPS:
         return False
     if layer.keys.dtype != layer.values.dtype:  # autocast leaves rotated keys in float32
+        return False
+    if layer.keys.device.type != "cpu":  # a GPU would wait for each sequence in turn longer than it takes to read all
         return False
     slabs = math.comb(num_groups, top_k)
     read = slabs - math.comb(num_groups - top_k, top_k)  # sets that share a group with the query's
@@ -178,6 +184,8 @@ def _with_memberships(layer_class: type) -> type:
         _layer_type = None  # or transformers would take it for the default layer of that type
         group_memberships: Tensor | None = None
         group_owner: object = None
+        #: Every token is in exactly this many groups, if that is known without looking.
+        groups_each: int | None = None
         #: One for each sequence while the layer is stored by groups; its own tensors are then empty.
         stores: list[SequenceStore] | None = None
         num_stored = 0
@@ -190,7 +198,7 @@ def _with_memberships(layer_class: type) -> type:
 
         def start_stores(self, stores: list[SequenceStore]) -> None:
             self.num_stored = self.get_seq_length()
-            self.stores, self.group_memberships = stores, None
+            self.stores, self.group_memberships, self.groups_each = stores, None, None
             self.__dict__["keys"] = self.__dict__["values"] = None
 
         def restore(self) -> None:

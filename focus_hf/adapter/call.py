@@ -39,6 +39,7 @@ class Routing:
         owner: the adapter.
         classes: of the layer's heads, where they do not all attend alike; memberships have the columns that they name.
         reads: bool ``(B, T, K)``, the groups whose keys the new tokens attend to, where these are not their own.
+        groups_each: every token seen is in exactly this many groups; ``None`` if that is not known.
         attention_observer: told query, key, scale and memberships of the call, see `observe_attention`.
         paged: set in continuous batching; memberships are then those of the new tokens alone.
     """
@@ -54,6 +55,7 @@ class Routing:
     owner: object = None
     classes: tuple[HeadClass, ...] | None = None
     reads: Tensor | None = None
+    groups_each: int | None = None
     attention_observer: Callable[[Tensor, Tensor, float, Tensor], None] | None = None
     paged: PagedCall | None = None
 

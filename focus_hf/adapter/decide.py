@@ -97,10 +97,18 @@ def decide(
     return Decision(soft=False, dense=is_short or everyone_meets)
 
 
-def dense_by_groups(config: FocusConfig, memberships: Tensor) -> bool:
-    """Whether any two tokens, cached ones included, share a group: memberships are bool ``(B, S, K)``."""
+def dense_by_groups(config: FocusConfig, memberships: Tensor, groups_each: int | None) -> bool:
+    """Whether any two tokens, cached ones included, share a group.
+
+    Args:
+        config: of the adapter.
+        memberships: bool ``(B, S, K)``; looked at only if nothing else says it.
+        groups_each: every token is in exactly this many groups; ``None`` if that is not known.
+    """
+    if groups_each is not None:
+        return _any_two_share(groups_each, config.num_groups)
     if not _any_two_share(config.top_k, config.num_groups):
-        return False  # without asking the device
+        return False
     return _any_two_share(int(memberships.sum(dim=-1).min()), config.num_groups)
 
 

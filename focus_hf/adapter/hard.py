@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ..attention import (
+    Kernel,
     Pattern,
     Scores,
     attend_by_class,
@@ -66,13 +67,17 @@ def hard_attention(
         key, value = layer.update(key, value)
 
     learns = torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value))
-    if torch.compiler.is_compiling() and not learns:
+    if torch.compiler.is_compiling() and not learns and not _is_one_graph(routing, kernel, mask, scores):
         p, s = routing.pattern, scores
         numbers = (p.local_window, p.sink_tokens, p.dense_below, s.scale, s.softcap, s.dropout, is_sliding)
         how = (routing.path, kernel.name, write_classes(routing.classes))
         output = _compiled(query, key, value, mask, memberships, routing.reads, s.sink_logits, *numbers, *how)
         return output.transpose(1, 2)
-    problem = problem_of(query, key, value, mask, routing.pattern, memberships, scores, is_sliding=is_sliding)
+    problem = problem_of(
+        *(query, key, value, mask, routing.pattern, memberships, scores),
+        is_sliding=is_sliding,
+        groups_each=routing.groups_each,
+    )
     if routing.classes is not None:
         return attend_by_class(with_reads(problem, routing.reads), routing.classes, path=routing.path, kernel=kernel)
     output = focus_attention(problem, path=routing.path, kernel=kernel)
@@ -84,8 +89,14 @@ def hard_attention(
     return output
 
 
-# Which tokens meet depends on the data, which torch.compile cannot trace and a CUDA graph cannot record: to both, the
-# call is one opaque operation.
+def _is_one_graph(routing: Routing, kernel: Kernel, mask: Tensor | None, scores: Scores) -> bool:
+    """Whether the call reads nothing back (`attention.device_path`), so that torch.compile can look into it."""
+    known = routing.groups_each is not None and routing.classes is None and (mask is None or mask.dim() == 2)
+    return known and scores.is_plain and not kernel.one_row_at_a_time and routing.path in ("auto", "grouped")
+
+
+# Otherwise which tokens meet depends on the data, which torch.compile cannot trace and a CUDA graph cannot record: to
+# both, the call is one opaque operation.
 @torch.library.custom_op("focus_hf::hard_attention", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))
 def _compiled(
     query: Tensor,

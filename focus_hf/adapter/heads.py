@@ -110,7 +110,9 @@ class HeadScores:
     def reads(self, top_ks: Sequence[int]) -> Tensor:
         """The groups that each token reads, ``top_ks[i]`` of head ``i``: bool ``(B, T, n, K)``."""
         ranks = self.queries.argsort(dim=-1, descending=True, stable=True).argsort(dim=-1)
-        return ranks < torch.tensor(top_ks, device=ranks.device)[:, None]
+        if len(set(top_ks)) == 1:
+            return ranks < top_ks[0]
+        return torch.stack([ranks[:, :, place] < top_k for place, top_k in enumerate(top_ks)], dim=2)
 
 
 def head_scores(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers.masking_utils import causal_mask_function, flash_attention_mask, sdpa_mask
 
-from ..attention import PADDING, Pattern, Problem, Scores, WhoAttends
+from ..attention import PADDING, Known, Pattern, Problem, Scores, WhoAttends
 
 
 def problem_of(
@@ -23,6 +23,7 @@ def problem_of(
     scores: Scores,
     *,
     is_sliding: bool = False,
+    groups_each: int | None = None,
 ) -> Problem:
     """The attention problem that a model poses with these tensors, under whatever mask it made.
 
@@ -36,6 +37,7 @@ def problem_of(
         memberships: ``(B, tokens seen, K)`` bool.
         scores: how they are made.
         is_sliding: the mask is that of a sliding window.
+        groups_each: every token is in exactly this many groups; ``None`` if that is not known.
     """
     seen, dropped = memberships.shape[1], 0
     if key.shape[2] > seen:
@@ -48,7 +50,10 @@ def problem_of(
     positions, documents, extra_mask = read_mask(
         mask, query.shape, key.shape[2], query.device, dropped=dropped, is_sliding=is_sliding
     )
-    return Problem(query, key, value, WhoAttends(pattern, positions, memberships, documents, extra_mask), scores)
+    documents_each = 1 if documents is None else int((positions == 0).sum(dim=1).max())
+    known = Known(groups_each, documents_each, unpadded=mask is None)
+    who = WhoAttends(pattern, positions, memberships, documents, extra_mask, known=known)
+    return Problem(query, key, value, who, scores)
 
 
 def with_reads(problem: Problem, reads: Tensor | None) -> Problem:

@@ -85,6 +85,7 @@ def _hard_routing(
     """Inference. A dense call's groups are found all the same, for those who observe and for the cache."""
     config = router.configs[adapter_name]
     pattern = config.pattern if window is None else window
+    groups_each = config.top_k if window is None else 0
     if config.routing == "per_head":  # in a mode without groups: there are none that all heads share
         memberships = torch.zeros(*hidden_states.shape[:2], 1, dtype=torch.bool, device=hidden_states.device)
     else:
@@ -101,8 +102,9 @@ def _hard_routing(
         layer.restore()
         in_stores = False
     if layer is not None and not in_stores:
-        memberships = append_memberships(layer, memberships, owner=adapter_name)
-        dense = dense or dense_by_groups(config, memberships)
+        memberships = append_memberships(layer, memberships, adapter_name, groups_each)
+        groups_each = layer.groups_each
+        dense = dense or dense_by_groups(config, memberships, groups_each)
     if dense:
         return None
     if in_stores:
@@ -116,6 +118,7 @@ def _hard_routing(
         cache_layer=None if _shares_keys(router) else layer,
         in_stores=in_stores,
         owner=adapter_name,
+        groups_each=groups_each,
         attention_observer=_attention_observer(router, None),
     )
 

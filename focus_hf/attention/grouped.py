@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.profiler import record_function
 
+from .device_path import device_focus_attention, fits_device
 from .kernels import Call, Kernel, find_kernel
 from .merge import Accumulator
 from .plan import Plan, make_plan
@@ -37,6 +38,8 @@ def grouped_focus_attention(problem: Problem, kernel: Kernel | None = None) -> T
         ``(B, H, Q, D_v)`` in the dtype of ``query`` (a transposed view of ``(B, Q, H, D_v)``); zeros for padding.
     """
     kernel = find_kernel(problem.query, problem.value) if kernel is None else kernel
+    if fits_device(problem.who, kernel):
+        return device_focus_attention(problem, kernel)
     batch, num_heads, num_queries, _ = problem.query.shape
     if kernel.one_row_at_a_time and batch > 1:
         outputs = [grouped_focus_attention(problem.sequence(row), kernel).transpose(1, 2) for row in range(batch)]

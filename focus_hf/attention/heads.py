@@ -77,8 +77,12 @@ def attend_by_class(
         parts.append(part.unflatten(1, (len(some.kv_heads), repeat)))
     if len(parts) == 1:
         return parts[0].flatten(1, 2)
-    order = torch.tensor([head for some in classes for head in some.kv_heads], device=problem.query.device)
-    return torch.cat(parts, dim=1).index_select(1, order.argsort()).flatten(1, 2)
+    by_head = {
+        head: part[:, place]
+        for some, part in zip(classes, parts, strict=True)
+        for place, head in enumerate(some.kv_heads)
+    }
+    return torch.cat([by_head[head] for head in sorted(by_head)], dim=1)
 
 
 def _attend_class(problem: Problem, some: HeadClass, path: str, kernel: Kernel | None) -> Tensor:

@@ -32,6 +32,21 @@ class Pattern:
 
 
 @dataclass(frozen=True)
+class Known:
+    """What the host knows about all tokens of a call without looking at them, so that it can choose shapes for them.
+
+    Args:
+        groups_each: every token is in exactly this many groups; ``None`` if that is not known.
+        documents_each: packed into a row, at most.
+        unpadded: no token is padding.
+    """
+
+    groups_each: int | None
+    documents_each: int = 1
+    unpadded: bool = False
+
+
+@dataclass(frozen=True)
 class WhoAttends:
     """What decides who attends to whom among ``S`` tokens, of which the last ``Q`` are queries.
 
@@ -46,6 +61,8 @@ class WhoAttends:
             padding and documents (a sliding window).
         reads: ``(B, S, K)`` bool, the groups whose keys a token attends to as a query, where these are not the groups
             that it belongs to as a key; ``None`` where they are.
+        known: what holds for all of them, or ``None``. It changes nothing about who attends, only what has to be asked
+            of the device.
     """
 
     pattern: Pattern
@@ -54,6 +71,7 @@ class WhoAttends:
     documents: Tensor | None = None
     extra_mask: Tensor | None = None
     reads: Tensor | None = None
+    known: Known | None = None
 
     def sequence(self, row: int) -> WhoAttends:
         """One sequence of the batch, as a batch of one."""
@@ -65,12 +83,14 @@ class WhoAttends:
             None if self.documents is None else self.documents[one],
             None if self.extra_mask is None else self.extra_mask[one],
             None if self.reads is None else self.reads[one],
+            self.known,
         )
 
     def without_groups(self) -> WhoAttends:
         """The same tokens, none of them in any group: window and sinks."""
         none = self.positions.new_zeros((*self.positions.shape, 0), dtype=torch.bool)
-        return replace(self, memberships=none, reads=None)
+        known = None if self.known is None else replace(self.known, groups_each=0)
+        return replace(self, memberships=none, reads=None, known=known)
 
 
 #: All tokens.

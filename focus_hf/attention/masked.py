@@ -81,7 +81,11 @@ def masked_focus_attention(problem: Problem) -> Tensor:
 
 def _sdpa(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scores: Scores) -> Tensor:
     """PyTorch's own masked attention; rows without an allowed pair give zeros on every backend."""
-    num_heads = query.shape[1]
+    num_heads, kv_heads = query.shape[1], key.shape[1]
+    if query.shape[2] == 1 and mask.shape[1] == 1 and num_heads > kv_heads:
+        # One token: the query heads of a key head become its queries, so that keys are not copied.
+        folded = query.unflatten(1, (kv_heads, -1)).squeeze(3)
+        return _sdpa(folded, key, value, mask, scores).flatten(1, 2)[:, :, None]
     key, value = repeat_heads(key, num_heads), repeat_heads(value, num_heads)
     empty = ~mask.any(dim=-1, keepdim=True)
     output = F.scaled_dot_product_attention(

@@ -20,6 +20,9 @@ from .problem import Problem
 
 PATHS = ("auto", "grouped", "biased", "lookup", "masked")
 
+#: Fewer new tokens than this against a cache are not worth sorting it anew: a GPU reads it as it is, under a mask.
+FEW_QUERIES = 64
+
 
 def focus_attention(problem: Problem, *, path: str = "auto", kernel: Kernel | None = None) -> Tensor:
     """Hard Focus attention.
@@ -58,6 +61,8 @@ def _usable_paths(problem: Problem) -> list[str]:
     on_cpu, no_logits = query.device.type == "cpu", problem.scores.sink_logits is None
     if problem.who.reads is not None:
         return ["lookup"] if on_cpu and not needs_gradient and value.shape[-1] <= key.shape[-1] else ["masked"]
+    if not on_cpu and not needs_gradient and problem.num_queries < min(FEW_QUERIES, problem.num_keys):
+        return ["masked"]
     usable = ["masked", "grouped"]
     if on_cpu and no_logits and not needs_gradient and value.shape[-1] <= key.shape[-1]:
         usable.append("biased")
@@ -68,14 +73,23 @@ def _cost(path: str, problem: Problem) -> float:
     """Rough cost of a path per sequence and head, in pairs of dense attention at its best."""
     num_queries, num_keys = problem.num_queries, problem.num_keys
     share = num_queries / num_keys * (2.0 - num_queries / num_keys)  # of the causal triangle
-    if path == "masked":  # no pair is skipped, and every mask is built
-        return 3.0 * num_queries * num_keys + _CALL
+    if path == "masked":  # no pair is skipped, and every mask is built; one call for all sequences
+        return (3.0 if num_queries > 1 else 1.0) * num_queries * num_keys + _CALL / problem.query.shape[0]
     if path == "biased":
         return share * (1.2 * _causal(num_keys)) + _CALL
-    sizes = problem.who.memberships.sum(dim=1).float().mean(dim=0).tolist()
+    sizes = _group_sizes(problem)
     overlaps = sum(sizes) > 1.5 * num_keys  # exclusions make the heads longer
     groups = sum((1.14 if overlaps else 1.0) * _causal(size) + _CALL for size in sizes if size)
     return share * groups + 1.35 * num_queries * (problem.who.pattern.local_window + 32) + 4 * _CALL
+
+
+def _group_sizes(problem: Problem) -> list[float]:
+    """Tokens in each group: balanced, if it is known how many there are, or else counted."""
+    memberships, known = problem.who.memberships, problem.who.known
+    if known is not None and known.groups_each is not None:
+        num_groups = memberships.shape[-1]
+        return [problem.num_keys * known.groups_each / num_groups for _ in range(num_groups)]
+    return memberships.sum(dim=1).float().mean(dim=0).tolist()
 
 
 #: A kernel call and what surrounds it, in pairs.

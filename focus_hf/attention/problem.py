@@ -114,6 +114,7 @@ class Problem:
             memberships.flatten(0, 1),
             documents,
             reads=None if reads is None else reads.flatten(0, 1),
+            known=self.who.known,
         )
         return Problem(
             self.query.unflatten(1, (kv_heads, -1)).flatten(0, 1),

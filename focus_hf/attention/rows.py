@@ -57,6 +57,22 @@ class Rows:
 
 
 @dataclass(frozen=True)
+class DeviceRows:
+    """Rows whose offsets are known on the device alone; the host has bounds. Rows may be empty.
+
+    Args:
+        cu_queries: int32 ``(R + 1,)``; rows are aligned as in `Rows`.
+        cu_keys: likewise.
+        longest_query, longest_key: no row has more.
+    """
+
+    cu_queries: Tensor
+    cu_keys: Tensor
+    longest_query: int
+    longest_key: int
+
+
+@dataclass(frozen=True)
 class Part:
     """A part of the attended pairs: rows, and the tokens in them.
 

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..attention import (
+    Known,
     Problem,
     Scores,
     SequenceStore,
@@ -125,7 +126,9 @@ def random_call(setting: Setting, length: int) -> tuple[Tensor, Tensor, Tensor, 
 def random_problem(setting: Setting) -> Problem:
     """A whole sequence of random tokens."""
     query, key, value, memberships = random_call(setting, setting.length)
-    who = WhoAttends(setting.pattern, torch.arange(setting.length, device=setting.device)[None], memberships)
+    positions = torch.arange(setting.length, device=setting.device)[None]
+    known = Known(setting.top_k, unpadded=True)
+    who = WhoAttends(setting.pattern, positions, memberships, known=known)
     return Problem(query, key, value, who, Scores(setting.head_dim**-0.5))
 
 

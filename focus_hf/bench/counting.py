@@ -25,8 +25,10 @@ READS = (
     "unique_dim",
 )
 
-#: Operations that launch nothing: they make room, or pass on what there is.
+#: Operations that launch nothing: they make room, pass on what there is, or are marks for a profiler.
 FREE = (
+    "_record_function_enter_new",
+    "_record_function_exit",
     "_unsafe_view",
     "detach",
     "empty",
@@ -84,7 +86,7 @@ class _Functions(TorchFunctionMode):
         self._counter = counter
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in COPIES:
+        if func in COPIES and not (func is torch.tensor and args and args[0] == []):  # nothing to send
             self._counter.syncs[COPIES[func]] += 1
         return func(*args, **(kwargs or {}))
 

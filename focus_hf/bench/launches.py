@@ -30,6 +30,10 @@ BATCHES = (1, 8, 32)
 SHARED = (("grouped", "torch-flash"), ("grouped", "cpu-flash"), ("biased", "cpu-flash"), ("masked", "any"))
 PER_HEAD = (("lookup", "cpu-flash"), ("masked", "any"))
 
+#: Ways to decode: how the cache is stored, a path and a backend.
+STORED = (("cache by groups", "auto", "cpu-flash"),)
+PLAIN = (("plain cache", "auto", "cpu-flash"), ("plain cache", "masked", "any"))
+
 
 @dataclass(frozen=True)
 class Launches:
@@ -70,19 +74,14 @@ def bench_launches(setting: Setting, batches: Sequence[int] = BATCHES) -> Iterat
     """
     for routing, ways in (("shared", SHARED), ("per_head", PER_HEAD)):
         model = _model(setting, routing)
+        _prefill(model, setting, batch=1)()  # what is done once for each adapter
         for path, kernel in ways:
             _route(model, path, kernel)
             yield _counts(model, setting, batches, "prefill", routing, f"{path}, {kernel}")
-        for stored, kernel in _storages(setting, routing):
-            _route(model, "auto", kernel)
-            yield _counts(model, setting, batches, "decode", routing, f"{stored}, {kernel}")
-
-
-def _storages(setting: Setting, routing: str) -> list[tuple[str, str]]:
-    plain = [("plain cache", "cpu-flash")]
-    if routing == "per_head" or setting.num_groups > MAX_GROUPS:
-        return plain
-    return [("cache by groups", "torch-flash"), ("cache by groups", "cpu-flash"), *plain]
+        by_groups = routing == "shared" and setting.num_groups <= MAX_GROUPS
+        for stored, path, kernel in (*STORED, *PLAIN) if by_groups else PLAIN:
+            _route(model, path, kernel)
+            yield _counts(model, setting, batches, "decode", routing, f"{stored}, {path}, {kernel}")
 
 
 def _counts(model: Any, setting: Setting, batches: Sequence[int], phase: str, routing: str, path: str) -> Launches:

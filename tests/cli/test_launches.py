@@ -9,7 +9,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from focus_hf.attention import Pattern, Problem, Scores, WhoAttends, grouped_focus_attention, masked_focus_attention
-from focus_hf.bench import LaunchCounter
+from focus_hf.bench import LaunchCounter, Setting, bench_launches
 from focus_hf.bench.stand_in import FlashStandIn
 from tests.cli.test_cli import focus_hf as run
 
@@ -71,13 +71,27 @@ def test_the_command_counts_every_path_at_every_batch_size():
         ("launches: prefill", "shared", "masked, any"),
         ("launches: prefill", "per_head", "lookup, cpu-flash"),
         ("launches: prefill", "per_head", "masked, any"),
-        ("launches: decode", "shared", "cache by groups, torch-flash"),
-        ("launches: decode", "shared", "cache by groups, cpu-flash"),
-        ("launches: decode", "shared", "plain cache, cpu-flash"),
-        ("launches: decode", "per_head", "plain cache, cpu-flash"),
+        ("launches: decode", "shared", "cache by groups, auto, cpu-flash"),
+        ("launches: decode", "shared", "plain cache, auto, cpu-flash"),
+        ("launches: decode", "shared", "plain cache, masked, any"),
+        ("launches: decode", "per_head", "plain cache, auto, cpu-flash"),
+        ("launches: decode", "per_head", "plain cache, masked, any"),
     }
     for row in counted:
         assert list(row["focus"]) == list(row["dense"]) == list(row["syncs"]) == ["1", "8", "32"]
         assert len(set(row["dense"].values())) == 1 and row["dense"]["1"] >= 20
         assert row["focus"]["1"] > row["dense"]["1"]
         assert sum(row["waits_for"].values()) == row["syncs"]["32"]
+
+
+@pytest.mark.parametrize("top_k", [1, 2])
+def test_what_a_gpu_is_asked_for(top_k):
+    """No wait, at most three times dense's operations, and as many in any batch: prefill and decoding."""
+    found = {}
+    for counted in bench_launches(Setting(96, top_k=top_k, local_window=16), batches=(1, 2, 8)):
+        found[counted.phase, counted.routing, counted.path] = counted
+    prefill = found["prefill", "shared", "grouped, torch-flash"]
+    decode = found["decode", "shared", "plain cache, masked, any"]
+    for counted in (prefill, decode):
+        assert set(counted.syncs.values()) == {0}, counted.waits_for
+        assert counted.focus[1] <= counted.focus[2] == counted.focus[8] <= 3 * counted.dense[8]

@@ -12,13 +12,13 @@ import focus_hf
 from focus_hf.attention import (
     KERNELS,
     PADDING,
+    Known,
     Pattern,
     Problem,
     Scores,
     SequenceStore,
     WhoAttends,
     attended_pairs,
-    focus_attention,
     gated_attention,
     grouped_focus_attention,
     masked_attention,
@@ -64,7 +64,9 @@ def reference(query, key, value, pattern, positions, memberships, scale):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("top_k", [1, 2, 4])
 @pytest.mark.parametrize("padding", [False, True])
-def test_at_most_twice_the_dense_kernels_error(kernel, dtype, top_k, padding):
+@pytest.mark.parametrize("told", [False, True])
+def test_at_most_twice_the_dense_kernels_error(kernel, dtype, top_k, padding, told):
+    """With a plan made by the host, and, where the host is told enough, on the device."""
     query, key, value, positions, memberships = call(dtype, top_k=top_k, padding=padding)
     usable(kernel, query, value)
     pattern, scale = Pattern(64, 4), 64**-0.5
@@ -72,23 +74,26 @@ def test_at_most_twice_the_dense_kernels_error(kernel, dtype, top_k, padding):
     dense = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
     positions_of_all = torch.arange(query.shape[2], device="cuda").expand(2, -1)
     allowed = (dense.double() - reference(query, key, value, pattern, positions_of_all, everything, scale)).abs().max()
-    problem = Problem(query, key, value, WhoAttends(pattern, positions, memberships), Scores(scale))
+    known = Known(top_k, unpadded=not padding) if told else None
+    problem = Problem(query, key, value, WhoAttends(pattern, positions, memberships, known=known), Scores(scale))
     output = grouped_focus_attention(problem, kernel)
     expected = reference(query, key, value, pattern, positions, memberships, scale)
     assert (output.double() - expected).abs().max() <= 2 * allowed
-    chunk = focus_attention(replace(problem, query=query[:, :, 500:]), kernel=kernel)
+    chunk = grouped_focus_attention(replace(problem, query=query[:, :, 500:]), kernel)
     assert (chunk.double() - expected[:, :, 500:]).abs().max() <= 2 * allowed
 
 
 @cuda_kernels
 @pytest.mark.parametrize("top_k", [1, 2])
-def test_gradients(kernel, top_k):
+@pytest.mark.parametrize("told", [False, True])
+def test_gradients(kernel, top_k, told):
     query, key, value, positions, memberships = call(torch.bfloat16, top_k=top_k)
     usable(kernel, query, value)
     pattern, scale = Pattern(64, 4), 64**-0.5
     leaves = [x.requires_grad_() for x in (query, key, value)]
     grad = torch.randn_like(query)
-    problem = Problem(*leaves, WhoAttends(pattern, positions, memberships), Scores(scale))
+    known = Known(top_k, unpadded=True) if told else None
+    problem = Problem(*leaves, WhoAttends(pattern, positions, memberships, known=known), Scores(scale))
     output = grouped_focus_attention(problem, kernel)
     gradients = torch.autograd.grad(output, leaves, grad)
     doubles = [x.detach().double().requires_grad_() for x in leaves]
@@ -122,6 +127,24 @@ def test_decoding(kernel):
         output = store.attend(query[0, :, new].transpose(0, 1), scale, kernel).output
         assert (output.double() - expected[new]).abs().max() <= 0.02
         store.settle(slack=3)
+
+
+@cuda_kernels
+@pytest.mark.parametrize("top_k", [1, 2])
+def test_a_cuda_graph_records_it(kernel, top_k):
+    """Nothing is read back and every shape is known: what is recorded is right for other data, too."""
+    query, key, value, positions, memberships = call(torch.bfloat16, top_k=top_k)
+    usable(kernel, query, value)
+    who = WhoAttends(Pattern(64, 4), positions, memberships, known=Known(top_k, unpadded=True))
+    problem = Problem(query, key, value, who, Scores(0.125))
+    grouped_focus_attention(problem, kernel)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        output = grouped_focus_attention(problem, kernel)
+    memberships.copy_(memberships.roll(1, dims=1))
+    graph.replay()
+    torch.testing.assert_close(output, grouped_focus_attention(problem, kernel))
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..rows import Rows
+from ..rows import DeviceRows, Rows
 
 #: A pair lowered by this much, after scaling, has a softmax weight of exactly 0 in float32.
 PENALTY = 4096.0
@@ -29,7 +29,8 @@ class Call:
 
     Args:
         rows: causal inside each row, aligned at the bottom right (its queries are its last tokens). Every row has
-            a query, and at least as many keys as queries.
+            a query, and at least as many keys as queries; those of `DeviceRows` may be empty, or without keys where
+            the call is not causal, and tokens behind the last offset get anything.
         scale: factor on ``q . k``.
         causal: ``False`` if every query of a row sees all its keys, however many.
         window: a query sees itself and this many tokens before it; ``None`` for all of them.
@@ -37,7 +38,7 @@ class Call:
             nothing left gets a logsumexp far below any other, and any output.
     """
 
-    rows: Rows
+    rows: Rows | DeviceRows
     scale: float
     window: int | None = None
     exclude: tuple[Tensor, Tensor] | None = None
@@ -104,9 +105,12 @@ def _lengthen(query: Tensor, key: Tensor, exclude: tuple[Tensor, Tensor], scale:
     magnitude = 2.0 ** min(math.ceil(math.log2(PENALTY / scale) / 2), 15)
     head_dim, columns = query.shape[-1], exclude[0].shape[-1]
     width = -(-(head_dim + columns) // 8) * 8 - head_dim
-    q_columns, k_columns = (F.pad(x.to(query.dtype), (0, width - columns))[:, None] * magnitude for x in exclude)
+    q_columns, k_columns = (
+        pad_heads(x.to(query.dtype) * factor, width)[:, None]
+        for x, factor in zip(exclude, (-magnitude, magnitude), strict=True)
+    )
     return (
-        torch.cat([query, -q_columns.expand(-1, query.shape[1], -1)], dim=-1),
+        torch.cat([query, q_columns.expand(-1, query.shape[1], -1)], dim=-1),
         torch.cat([key, k_columns.expand(-1, key.shape[1], -1)], dim=-1),
     )
 
