@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
 from ..attention import HeadClass, Kernel, Pattern
-
-if TYPE_CHECKING:
-    from .continuous import PagedCall
+from .packed import PagedCall
 
 
 @dataclass(frozen=True)

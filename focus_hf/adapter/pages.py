@@ -71,7 +71,8 @@ def _settings(routers: list[FocusLayer]) -> bytes:
     for router in routers:
         for config in router.configs.values():
             configs[id(config)] = repr(config)
-        tensors = [(p.data_ptr(), p._version) for name in router.configs for p in router.tensors_of(name)]
+        own = [p for name in router.configs for p in router.tensors_of(name)]
+        tensors = [(p.data_ptr(), 0 if p.is_inference() else p._version) for p in own]
         layers.append((router.active_adapters, router.disable_adapters, router.mode, router.window, tensors))
     return repr((layers, list(configs.values()))).encode()
 

@@ -181,12 +181,12 @@ def serving(adapter, *arguments):
         text=True,
     )
     try:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 600
         while True:
             assert server.poll() is None, server.stderr.read()[-3000:]
             assert time.monotonic() < deadline, "the server did not start"
             try:
-                urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5).close()
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=20).close()
                 break
             except (urllib.error.URLError, OSError):
                 time.sleep(0.3)
@@ -210,6 +210,7 @@ def test_serve(tiny, adapters):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_serve_many_at_once(tiny, adapters):
     """Eight clients at once, streaming, through continuous batching: each reads what its prompt gives alone."""
     openai = pytest.importorskip("openai")
@@ -220,14 +221,15 @@ def test_serve_many_at_once(tiny, adapters):
     with serving(adapters / "first", *flags) as address:
 
         def ask(prompt: str) -> str:
-            client = openai.OpenAI(base_url=address, api_key="none", timeout=120)
+            client = openai.OpenAI(base_url=address, api_key="none", timeout=600)
             parts = client.completions.create(model="first", prompt=prompt, max_tokens=12, temperature=0, stream=True)
             return "".join(part.choices[0].text for part in parts)
 
         with ThreadPoolExecutor(len(prompts)) as clients:
             served = list(clients.map(ask, prompts))
-    assert served == [focus for focus, _ in expected]
-    assert served != [dense for _, dense in expected]
+    # A stream keeps the bytes of a character back until it is whole.
+    focus, dense = ([text.rstrip("\ufffd") for text in texts] for texts in zip(*expected, strict=True))
+    assert served == focus != dense
 
 
 def notebook() -> dict:

@@ -1,0 +1,80 @@
+"""The packed calls of continuous batching: which tokens are whose, and where their keys stand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..attention import PADDING
+
+
+class Packed:
+    """Which tokens of a packed call are whose, and where their keys stand.
+
+    Args:
+        pages: the allocator of the layers, from `pages_of`.
+        kwargs: of an attention module.
+    """
+
+    def __init__(self, pages: Any, kwargs: dict[str, Any]) -> None:
+        self.written: Tensor = kwargs["write_index"][pages.index]
+        read: Tensor = kwargs["read_index"][pages.index]
+        #: No token of the call looks back at an earlier call's.
+        self.is_start = read.numel() == 0
+        self.rows = self.written if self.is_start else read
+        self.write_places, self.read_places = pages.places(self.written), pages.places(self.rows)
+        self.query_edges: list[int] = kwargs["cu_seq_lens_q"].tolist()
+        self.key_edges: list[int] = kwargs["cu_seq_lens_k"][pages.layer_type].tolist()
+
+    @property
+    def longest(self) -> int:
+        """Keys of the longest request."""
+        return max(stop - start for start, stop in _spans(self.key_edges))
+
+    def requests(self) -> Iterator[tuple[slice, slice]]:
+        """The queries and the keys of each request of several queries, in the packed call."""
+        for (q, q_stop), (k, k_stop) in zip(_spans(self.query_edges), _spans(self.key_edges), strict=True):
+            if q_stop - q > 1:
+                yield slice(q, q_stop), slice(k, k_stop)
+
+    @cached_property
+    def singles(self) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Requests with one query: which query ``(R,)``, which keys ``(R, S)``, and the keys' positions ``(R, S)``.
+
+        Aligned at the right; `PADDING` where a request has fewer keys.
+        """
+        edges = zip(_spans(self.query_edges), _spans(self.key_edges), strict=True)
+        found = [(q, *keys) for (q, q_stop), keys in edges if q_stop - q == 1]
+        if not found:
+            return None
+        query, start, stop = torch.tensor(found, device=self.rows.device).T
+        longest = max(k_stop - k for _, k, k_stop in found)
+        keys = stop[:, None] - longest + torch.arange(longest, device=stop.device)
+        positions = torch.where(keys < start[:, None], PADDING, keys - start[:, None])
+        return query, keys.clamp(min=0), positions
+
+
+def _spans(edges: list[int]) -> Iterator[tuple[int, int]]:
+    return zip(edges[:-1], edges[1:], strict=True)
+
+
+@dataclass(frozen=True)
+class PagedCall:
+    """What a routed call of continuous batching needs beside its routing.
+
+    Args:
+        pages: the layer's allocator.
+        layer: its index.
+        packed: whose tokens are which.
+        reads: bool ``(T, columns)``, groups that the new tokens read, where these are not their own.
+    """
+
+    pages: Any
+    layer: int
+    packed: Packed
+    reads: Tensor | None
