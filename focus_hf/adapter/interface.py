@@ -76,7 +76,10 @@ def focus_attention_forward(
     if routing.paged is not None:
         output = attend_pages(routing, query, key, value, scores)
     elif routing.soft is not None:
-        problem = problem_of(query, key, value, attention_mask, routing.pattern, routing.memberships, scores)
+        problem = problem_of(
+            *(query, key, value, attention_mask, routing.pattern, routing.memberships, scores),
+            groups_each=routing.groups_each,
+        )
         output = _soft_attention(problem, routing.soft, routing.kernel)
     else:
         output = hard_attention(routing, query, key, value, attention_mask, scores, is_sliding=is_sliding)

@@ -139,4 +139,7 @@ def focus_mask(*args: Any, mask_function: Callable = causal_mask_function, **kwa
     documents) come as SDPA's boolean mask.
     """
     make: Callable = flash_attention_mask if mask_function is causal_mask_function else sdpa_mask
+    padding = kwargs.get("attention_mask")
+    if make is flash_attention_mask and padding is not None and torch.compiler.is_compiling():
+        return padding[:, -kwargs["kv_length"] :]  # a graph cannot depend on whether there is padding
     return make(*args, mask_function=mask_function, **kwargs)

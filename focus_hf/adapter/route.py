@@ -248,4 +248,4 @@ def _soft_routing(router: FocusLayer, adapter_name: str, hidden_states: Tensor, 
         assignments = routing.straight_through(hard, assignments)
     strength = config.gate_strength if router.gate_strength is None else router.gate_strength
     soft = SoftGate(assignments, config.gate, strength)
-    return Routing(config.pattern, hard, config.top_k, kernel=router.kernel, soft=soft)
+    return Routing(config.pattern, hard, config.top_k, kernel=router.kernel, soft=soft, groups_each=config.top_k)

@@ -6,7 +6,9 @@ import pytest
 import torch
 from transformers import DynamicCache
 
+from focus_hf.adapter import focus_layers
 from focus_hf.attention import EVERYTHING, HeadClass, Pattern, write_classes
+from focus_hf.bench.stand_in import FlashStandIn
 from tests.families import FAMILIES, focus_model, logits, token_ids
 
 
@@ -56,3 +58,26 @@ def test_the_operation_keeps_its_contract():
         for how in ((None, None, *options, []), (reads, None, *options, classes)):
             arguments = (query, key, value, mask, memberships, *how)
             torch.library.opcheck(torch.ops.focus_hf.hard_attention.default, arguments, test_utils=tests)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_on_kernels_that_take_many_rows_nothing_is_opaque(padded):
+    """As on CUDA: with masks that need not be read, the graph holds the kernel's calls and what surrounds them."""
+    model, ids = focus_model("llama", top_k=2).base_model.model, token_ids(length=48)
+    model.set_attn_implementation("focus")
+    mask = torch.ones_like(ids)
+    mask[0, : 9 if padded else 0] = 0
+    expected = logits(model, ids, attention_mask=mask, use_cache=False)
+    for layer in focus_layers(model):
+        layer.path, layer.kernel = "grouped", FlashStandIn()
+    targets: list[str] = []
+
+    def recording(module, inputs):
+        targets.extend(str(node.target) for node in module.graph.nodes)
+        return module.forward
+
+    compiled = torch.compile(model, backend=recording, fullgraph=True)
+    result = logits(compiled, ids, attention_mask=mask, use_cache=False)
+    torch.testing.assert_close(result[mask.bool()], expected[mask.bool()], rtol=1e-4, atol=1e-4)
+    assert any("varlen_stand_in" in target for target in targets)
+    assert not any("hard_attention" in target for target in targets)
