@@ -24,7 +24,7 @@ from .model import load_or_make
 from .settings import Measurement, Setting
 
 #: Requests that arrive at once, and tokens that each is answered with.
-REQUESTS, NEW_TOKENS = 8, 16
+REQUESTS, NEW_TOKENS = 4, 16
 
 #: New tokens of one call, and tokens of one page.
 BATCH_TOKENS, PAGE = 1024, 64
