@@ -59,7 +59,7 @@ def bench_serving(setting: Setting, base: str | None = None, adapter: str | None
     prompts = torch.randint(0, model.config.vocab_size, (REQUESTS, setting.length), generator=generator)
     runs: dict[str, tuple[Callable[[], Any], ...]] = {
         "transformers' own": (partial(adapters_off, layers),),
-        "each request for itself": (partial(adapters_off, layers), _dense_by_request),
+        "each request for itself": (partial(adapters_off, layers), dense_by_request),
         "focus": (nullcontext,),
     }
     served = {}
@@ -125,7 +125,7 @@ def _limit(model: Any, prompt: Tensor) -> float:
 
 
 @contextmanager
-def _dense_by_request() -> Iterator[None]:
+def dense_by_request() -> Iterator[None]:
     """Within the block, transformers' SDPA attention computes each request of a packed call for itself."""
     original = ALL_ATTENTION_FUNCTIONS["sdpa"]
     ALL_ATTENTION_FUNCTIONS["sdpa"] = _attend_each

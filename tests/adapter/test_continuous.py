@@ -8,10 +8,13 @@ from typing import Any
 import pytest
 import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig
-from transformers.generation.continuous_batching import offloading_manager
+from transformers.generation.continuous_batching import PagedAttentionCache, RequestState, offloading_manager
+from transformers.generation.continuous_batching.distributed import DistributedHelper
 
 import focus_hf
 from focus_hf.adapter import focus_layers
+from focus_hf.adapter.pages import pages_of
+from focus_hf.bench.serving import dense_by_request
 from tests import families as families_module
 from tests.adapter.test_heads import heads_model
 from tests.families import FAMILIES, INTERLEAVED, WINDOW, focus_config, focus_model, token_ids, unbalance
@@ -156,8 +159,6 @@ def test_requests_that_arrive_while_others_are_answered(family: str) -> None:
 
 def shared_tokens(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many tokens each search for a shared prefix finds, from now on."""
-    from transformers.generation.continuous_batching.cache import PagedAttentionCache
-
     search, found = PagedAttentionCache.search_prefix_match, []
 
     def watched(self: Any, *args: Any) -> int:
@@ -241,6 +242,45 @@ def test_requests_put_aside(family: str, space: float, monkeypatch: pytest.Monke
     )
     assert_same(found, alone(model, prompts, new_tokens=24))
     assert asides and any(asides) == (space > 0)
+
+
+def test_dense_attention_of_each_request_by_itself() -> None:
+    """What the benchmark compares with is dense attention."""
+    model, prompts = focus_model("llama"), prompts_of()
+    with model.disable_adapter():
+        expected = alone(model, prompts)
+        with dense_by_request():
+            assert_same(batch(model, prompts), expected)
+
+
+def test_cancelled_while_it_waits_aside_leaves_nothing_behind() -> None:
+    model = focus_model("llama")
+    (layer, *_), size = focus_layers(model), {"page_size": 8, "num_blocks": 16, "max_batch_tokens": 64}
+    cache = PagedAttentionCache(
+        model.config, pages(**size, max_requests_per_batch=4), "cpu", DistributedHelper(None, None), torch.float32
+    )
+    allocator = pages_of(cache, layer, is_empty=True)
+    state = RequestState("gone", initial_tokens=[2] * 20)
+    assert cache.can_store_request_tokens(state, 20)
+    places = allocator.places(torch.tensor(allocator.get_write_indices("gone", 0, 20)))
+    groups = torch.rand(20, 4, generator=torch.Generator().manual_seed(0)) < 0.5
+    allocator.remember(0, places, groups, "adapter")
+    assert torch.equal(allocator.recall(0, places), groups)
+
+    def put_aside() -> None:
+        cache.free_blocks("gone", no_cache=True)
+        cache.free_blocks("gone")  # by the scheduler, which lets it go
+        assert set(allocator.aside) == {"gone"}
+        allocator.remember(0, places, ~groups, "adapter")  # its pages are somebody else's now
+
+    put_aside()
+    state.position_offset = 20
+    assert cache.can_store_request_tokens(state, 1)
+    back = allocator.places(torch.tensor(allocator.get_read_indices("gone", 19, 1)))
+    assert torch.equal(allocator.recall(0, back), groups) and not allocator.aside
+    put_aside()
+    cache.free_blocks("gone")  # cancelled
+    assert not allocator.aside and not allocator.salts
 
 
 def test_an_adapter_loaded_onto_a_cache_in_use_asks_for_a_new_one() -> None:
