@@ -4,11 +4,16 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+RELEASE_VENV ?= .venv-release
+RELEASE := $(RELEASE_VENV)/bin
+RELEASE_READY := $(RELEASE_VENV)/.ready
 # The CPU build by its exact version: a bare "torch" brings several GB of CUDA libraries on Linux.
 TORCH ?= torch==2.13.0
 PROCESSES ?= 2
+# `make test LOCKED=1`: exactly the versions of requirements/dev.txt, compared with their hashes.
+LOCKED ?=
 
-.PHONY: demo test test-slow docs clean
+.PHONY: demo test test-slow docs lock audit sbom versions clean
 
 demo: $(READY)
 	$(BIN)/focus-hf demo --out demo-output
@@ -25,12 +30,52 @@ test-slow: $(READY)
 docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
+# The suite with the lowest and the newest supported versions of transformers, PEFT and huggingface_hub.
+versions:
+	$(PYTHON) -m studies.versions --torch $(TORCH)
+
+lock: $(RELEASE_READY)
+	$(RELEASE)/uv pip compile --quiet --upgrade --custom-compile-command "make lock" \
+		--group release --output-file requirements/release.txt
+	$(RELEASE)/uv pip compile --quiet --upgrade --custom-compile-command "make lock" \
+		--extra dev pyproject.toml --output-file requirements/dev.txt
+
+# Known vulnerabilities in what is locked, and in torch, which is not (pyproject.toml says why). Strict: a package of
+# which the index does not say whether it has any has not been audited.
+audit: $(RELEASE_READY)
+	$(RELEASE)/pip-audit --strict --disable-pip --require-hashes --requirement requirements/dev.txt
+	$(RELEASE)/pip-audit --strict --disable-pip --require-hashes --requirement requirements/release.txt
+	echo "$(TORCH)" > $(RELEASE_VENV)/torch.txt
+	$(RELEASE)/pip-audit --strict --disable-pip --no-deps --requirement $(RELEASE_VENV)/torch.txt
+
+# What an installed focus_hf brings along, as CycloneDX JSON: of the locked versions, without what only develops it.
+sbom: $(RELEASE_READY)
+	mkdir -p dist
+	$(RELEASE)/uv pip compile --quiet --no-annotate --constraint requirements/dev.txt \
+		pyproject.toml --extra train --extra hub --extra viz --extra interpret --output-file $(RELEASE_VENV)/runtime.txt
+	echo "$(TORCH)" >> $(RELEASE_VENV)/runtime.txt
+	$(RELEASE)/cyclonedx-py requirements --pyproject pyproject.toml --mc-type library --output-reproducible --of JSON \
+		--output-file dist/focus_hf.cdx.json $(RELEASE_VENV)/runtime.txt
+
+ifdef LOCKED
+INSTALL = --no-deps --require-hashes --requirement requirements/dev.txt && \
+	$(BIN)/python -m pip install --quiet --no-deps --editable .
+else
+INSTALL = --editable ".[dev]"
+endif
+
 $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet $(TORCH)
-	$(BIN)/python -m pip install --quiet --editable ".[dev]"
+	$(BIN)/python -m pip install --quiet $(INSTALL)
 	touch $(READY)
 
+# The tools of a release in an environment of their own, so that they change nothing that is tested.
+$(RELEASE_READY): requirements/release.txt
+	$(PYTHON) -m venv $(RELEASE_VENV)
+	$(RELEASE)/python -m pip install --quiet --require-hashes --requirement requirements/release.txt
+	touch $(RELEASE_READY)
+
 clean:
-	rm -rf $(VENV) demo-output dist
+	rm -rf $(VENV) $(RELEASE_VENV) demo-output dist
