@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from peft import get_peft_model
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Gemma2PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 try:  # what huggingface_hub talks HTTP with: httpx2 from version 2 on
@@ -45,7 +45,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen2": _LLAMA_LIKE,
     "olmo2": _LLAMA_LIKE,
     "qwen3": _LLAMA_LIKE,
-    "gemma2": {**_INTERLEAVED, "query_pre_attn_scalar": 8},
+    "gemma2": {**_INTERLEAVED, "query_pre_attn_scalar": 8, "attn_implementation": "eager"},  # SDPA leaves out its cap
     "gemma3_text": {**_INTERLEAVED, "query_pre_attn_scalar": 8},
     "gpt_neox": {
         "hidden_size": 32,
@@ -56,6 +56,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "phi3": {**_LLAMA_LIKE, "sliding_window": None},
 }
+
+#: Families that are routed as transformers loads them by itself: before 5.21 it gives Gemma-2 SDPA, and it is refused.
+BY_DEFAULT = [family for family in FAMILIES if family != "gemma2" or not Gemma2PreTrainedModel._supports_sdpa]
 
 #: Families with sliding layers, which stay as they are.
 INTERLEAVED = ("gemma2", "gemma3_text")

@@ -44,6 +44,8 @@ def why_not(module: Any, include_sliding: bool) -> str | None:
         return f"keep their keys in a slot of the cache of their own choosing ({code.cache_slot})"
     if code.foreign:
         return f"hand {', '.join(code.foreign)} to the attention function, which Focus does not know"
+    if getattr(module, "attn_logit_softcapping", None) and module.config._attn_implementation == "sdpa":
+        return LOSES_CAP
     kind = _layer_type(module)
     if kind not in (None, *EVERYTHING, *SLIDING):
         return f"choose the tokens that they attend to by themselves (layer type {kind!r})"
@@ -61,6 +63,9 @@ EVERYTHING, SLIDING = ("full_attention", "attention", "hybrid"), ("sliding_atten
 
 #: Reasons that `targets` has advice for.
 NOT_CAUSAL, IS_SLIDING = "are not causal", "use a sliding window by design"
+
+#: transformers before 5.21 gives Gemma-2 SDPA by default, which leaves out what the model was trained with.
+LOSES_CAP = 'lose the soft-capping of their scores with SDPA: load the base model with attn_implementation="eager"'
 
 #: What attention functions are told by name, and Focus honours or need not.
 _KNOWN = {"attention_mask", "dropout", "scaling", "sliding_window", "softcap", "s_aux", "is_causal", "deterministic"}

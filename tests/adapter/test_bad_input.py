@@ -54,6 +54,15 @@ def test_an_encoder_given_a_causal_adapter():
         get_peft_model(bert, focus_config(task_type=None))
 
 
+def test_a_base_that_would_lose_its_soft_capping():
+    """What transformers before 5.21 gives by default. Where it is honoured, the family is routed."""
+    assert focus_layers(focus_model("gemma2"))
+    base = base_model("gemma2")
+    base.config._attn_implementation = "sdpa"
+    with pytest.raises(ValueError, match='Gemma2ForCausalLM: .*soft-capping.*attn_implementation="eager"'):
+        get_peft_model(base, focus_config())
+
+
 def test_a_model_of_sliding_layers_only():
     from transformers import MistralConfig, MistralForCausalLM
 

@@ -16,7 +16,7 @@ from transformers import AutoModel, AutoModelForCausalLM, Trainer, TrainingArgum
 import focus_hf
 from focus_hf.adapter import focus_layers
 from focus_hf.adapter.save import save_adapter
-from tests.families import FAMILIES, base_model, focus_config, focus_model, logits, token_ids, unbalance
+from tests.families import BY_DEFAULT, FAMILIES, base_model, focus_config, focus_model, logits, token_ids, unbalance
 
 families = pytest.mark.parametrize("family", FAMILIES)
 IDS = token_ids()
@@ -55,7 +55,7 @@ LOADERS = {
 }
 
 
-@pytest.mark.parametrize("saved", FAMILIES, indirect=True)
+@pytest.mark.parametrize("saved", BY_DEFAULT, indirect=True)
 def test_every_way_of_loading_gives_the_same_logits(saved):
     base, adapter, expected = saved
     for name, load in LOADERS.items():
@@ -83,7 +83,7 @@ def test_auto_peft_model_loads_an_adapter_without_a_task_type(tmp_path):
     assert torch.equal(logits(loaded, IDS), logits(model.eval(), IDS))
 
 
-@families
+@pytest.mark.parametrize("family", BY_DEFAULT)
 def test_add_adapter_and_save_pretrained_of_a_transformers_model(family, tmp_path):
     base_model(family).save_pretrained(tmp_path / "base")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "base")

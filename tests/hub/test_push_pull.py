@@ -18,7 +18,7 @@ from focus_hf.hub import HubError
 from focus_hf.hub.remote import HubReader
 from focus_hf.local_hub import LocalHub
 from focus_hf.records import AdapterFileError, check_adapter, save_results
-from tests.families import FAMILIES, base_model, focus_model, logits, token_ids
+from tests.families import BY_DEFAULT, base_model, focus_model, logits, token_ids
 from tests.records.figures import RESULTS
 
 IDS = token_ids()
@@ -28,7 +28,7 @@ def push(hub, source, name, **kwargs):
     return focus_hf.push_to_hub(source, name, base_model="demo/base", endpoint=hub.endpoint, token="t", **kwargs)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", BY_DEFAULT)
 def test_round_trip_through_the_hub_changes_nothing(hub, family, tmp_path):
     model, name = focus_model(family), f"demo/round-trip-{family}"
     info = push(hub, model, name)
