@@ -14,6 +14,7 @@ import torch
 from torch.nn.attention import current_flash_attention_impl
 
 from .attention import KERNELS, find_kernel
+from .attention.kernels import lookup_missing
 
 #: Packages whose versions matter.
 PACKAGES = (
@@ -54,7 +55,8 @@ def environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "packages": {name: version for name in PACKAGES if (version := _version(name))},
         "devices": devices,
-        "kernels": {kernel.name: kernel.missing() or "available" for kernel in KERNELS},
+        "kernels": {kernel.name: kernel.missing() or "available" for kernel in KERNELS}
+        | {"triton-lookup": lookup_missing() or "for routing per head on CUDA"},
         "torch_flash": {name: _newer_flash(*which) for name, which in _NEWER_FLASH.items()},
     }
 

@@ -73,10 +73,11 @@ def head_classes(config: FocusConfig, layer: int) -> tuple[HeadClass, ...]:
         dense_below = EVERYTHING if how.attend == "everything" else config.dense_below
         pattern = Pattern(how.local_window, config.sink_tokens, dense_below)
         columns: tuple[slice, ...] = ()
+        top_k = how.top_k if config.routing == "per_head" and how.attend == "groups" else 0
         if how.attend == "groups":
             found = [places[head] for head in heads] if config.routing == "per_head" else [places[how.top_k]]
             columns = tuple(slice(place * width, (place + 1) * width) for place in found)
-        classes.append(HeadClass(tuple(heads), pattern, columns))
+        classes.append(HeadClass(tuple(heads), pattern, columns, top_k))
     return tuple(classes)
 
 

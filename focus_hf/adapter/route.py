@@ -136,9 +136,11 @@ def _routing_by_class(
     config = router.configs[adapter_name]
     memberships, reads = _columns(router, adapter_name, hidden_states, layer)
     _tell_pairs(router, config.pattern, memberships, reads, classes)
+    groups_each = None if reads is None else 1  # of each head
     if layer is not None:
         owner = (adapter_name, memberships.shape[-1])
-        memberships = append_memberships(layer, memberships, owner=owner)
+        memberships = append_memberships(layer, memberships, owner, groups_each)
+        groups_each = layer.groups_each
     if decision.dense:
         return None
     return Routing(
@@ -150,6 +152,7 @@ def _routing_by_class(
         owner=adapter_name,
         classes=classes,
         reads=reads,
+        groups_each=groups_each,
         attention_observer=_attention_observer(router, reads),
     )
 

@@ -25,44 +25,59 @@ def fits_device(who: WhoAttends, kernel: Kernel) -> bool:
 
 def device_focus_attention(problem: Problem, kernel: Kernel) -> Tensor:
     """As `grouped_focus_attention`, for a problem that `fits_device`."""
-    batch, num_heads, num_queries, _ = problem.query.shape
     with record_function("focus: plan"):
-        plan = make_device_plan(problem.who, num_queries)
-    q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (problem.query, problem.key, problem.value))
+        plan = make_device_plan(problem.who, problem.num_queries)
+    q, k, v = flat_tokens(problem)
     logits, scale = problem.scores.sink_logits, problem.scores.scale
     if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
         output = _DeviceAttention.apply(q, k, v, logits, plan, scale, kernel)
     else:
-        output = _attend(q, k, v, logits, plan, scale, kernel, needs_lse=False)[0]
+        output, lse = attend_on_device(q, k, v, plan, scale, kernel, needs_lse=logits is not None)
+        output, _ = _finish(output, lse, logits, plan.is_real, q.dtype)
+    return _by_sequence(problem, output)
+
+
+def flat_tokens(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
+    """``(B * Q, H, D)``, ``(B * S, H_kv, D)``, ``(B * S, H_kv, D_v)``."""
+    q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (problem.query, problem.key, problem.value))
+    return q, k, v
+
+
+def finish(problem: Problem, output: Tensor, lse: Tensor | None, is_real: Tensor | None) -> Tensor:
+    """What `attend_on_device` gave, with sink logits, and zeros for padding: ``(B, H, Q, D_v)``."""
+    output, _ = _finish(output, lse, problem.scores.sink_logits, is_real, problem.query.dtype)
+    return _by_sequence(problem, output)
+
+
+def _by_sequence(problem: Problem, output: Tensor) -> Tensor:
+    batch, num_heads, num_queries, _ = problem.query.shape
     return output.view(batch, num_queries, num_heads, problem.value.shape[-1]).transpose(1, 2)
 
 
-def _attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    sink_logits: Tensor | None,
-    plan: DevicePlan,
-    scale: float,
-    kernel: Kernel,
-    needs_lse: bool,
+def attend_on_device(
+    query: Tensor, key: Tensor, value: Tensor, plan: DevicePlan, scale: float, kernel: Kernel, needs_lse: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Output ``(B * Q, H, D_v)`` in the query's dtype, and its logsumexp ``(B * Q, H)`` if it is needed."""
+    """Run a plan on flat tokens: output ``(B * Q, H, D_v)``, and its logsumexp ``(B * Q, H)`` if it is needed."""
     results = [_run(part, query, key, value, scale, kernel) for part in plan.parts]
-    needs_lse = needs_lse or sink_logits is not None
-    output, lse = _merge(results, needs_lse)
+    output, lse = merge_results(results, needs_lse)
     if plan.dense is not None and plan.is_dense is not None:
-        dense, dense_lse = _merge([_run(plan.dense, query, key, value, scale, kernel)], needs_lse)
+        dense, dense_lse = merge_results([_run(plan.dense, query, key, value, scale, kernel)], needs_lse)
         output = torch.where(plan.is_dense[:, None, None], dense, output)
         if lse is not None and dense_lse is not None:
             lse = torch.where(plan.is_dense[:, None], dense_lse, lse)
+    return output, lse
+
+
+def _finish(
+    output: Tensor, lse: Tensor | None, sink_logits: Tensor | None, is_real: Tensor | None, dtype: torch.dtype
+) -> tuple[Tensor, Tensor | None]:
     if sink_logits is not None and lse is not None:
         own = sink_logits.to(lse.dtype)
         output, lse = output * torch.sigmoid(lse - own)[..., None], torch.logaddexp(lse, own)
-    output = output.to(query.dtype)
-    if plan.is_real is not None:  # and padding may be anything up to here, NaN too
-        output = torch.where(plan.is_real[:, None, None], output, 0.0)
-        lse = None if lse is None else torch.where(plan.is_real[:, None], lse, float("-inf"))
+    output = output.to(dtype)
+    if is_real is not None:  # and padding may be anything up to here, NaN too
+        output = torch.where(is_real[:, None, None], output, 0.0)
+        lse = None if lse is None else torch.where(is_real[:, None], lse, float("-inf"))
     return output, lse
 
 
@@ -92,7 +107,7 @@ def _take(tokens: Tensor, index: Tensor | None) -> Tensor:
     return tokens if index is None else tokens.index_select(0, index)
 
 
-def _merge(results: list[tuple[Tensor, Tensor]], needs_lse: bool) -> tuple[Tensor, Tensor | None]:
+def merge_results(results: list[tuple[Tensor, Tensor]], needs_lse: bool) -> tuple[Tensor, Tensor | None]:
     """Results over disjoint sets of keys, as `_run` gives them, into one: weighted by their logsumexps."""
     if len(results) == 1 and results[0][1].shape[1] == 1:
         return results[0][0][:, 0], results[0][1][:, 0]
@@ -123,7 +138,8 @@ class _DeviceAttention(torch.autograd.Function):
         scale: float,
         kernel: Kernel,
     ) -> Tensor:
-        output, lse = _attend(query, key, value, sink_logits, plan, scale, kernel, needs_lse=True)
+        output, lse = attend_on_device(query, key, value, plan, scale, kernel, needs_lse=True)
+        output, lse = _finish(output, lse, sink_logits, plan.is_real, query.dtype)
         ctx.save_for_backward(query, key, value, sink_logits, output, lse)
         ctx.plan, ctx.scale, ctx.kernel = plan, scale, kernel
         return output

@@ -62,14 +62,14 @@ class DevicePlan:
 
 
 @dataclass(frozen=True)
-class _Sorted:
+class SortedRows:
     """Candidates by row: all of them in order, and where each row begins; the last offset is the end of all rows."""
 
     order: Tensor
     offsets: Tensor
 
     @classmethod
-    def by_row(cls, row: Tensor, num_rows: int) -> _Sorted:
+    def by_row(cls, row: Tensor, num_rows: int) -> SortedRows:
         """Sort candidates by row, in their order within one; ``num_rows`` stands for no row."""
         rows, order = torch.sort(row.flatten(), stable=True)
         offsets = torch.searchsorted(rows, torch.arange(num_rows + 1, device=row.device), out_int32=True)
@@ -81,7 +81,7 @@ class _Sorted:
         return torch.empty_like(self.order).scatter_(0, self.order, index)
 
 
-class _Tokens:
+class Tokens:
     """Facts of a call's tokens: ``(B, S)`` of all, and of the last ``Q`` of each sequence, which are queries."""
 
     def __init__(self, who: WhoAttends, known: Known, num_queries: int) -> None:
@@ -101,14 +101,14 @@ class _Tokens:
         """Of the queries."""
         return facts[:, self.num_keys - self.num_queries :]
 
-    def by_segment(self, keep: Tensor | None, queries: bool) -> _Sorted:
+    def by_segment(self, keep: Tensor | None, queries: bool) -> SortedRows:
         """Tokens that are kept, padding never, by document; of the queries only, or of all."""
         if self.real is not None:
             keep = self.real if keep is None else keep & self.real
         row = self.segment if keep is None else torch.where(keep, self.segment, self.num_segments)
-        return _Sorted.by_row(self.asking(row) if queries else row, self.num_segments)
+        return SortedRows.by_row(self.asking(row) if queries else row, self.num_segments)
 
-    def part(self, queries: _Sorted, keys: _Sorted, most_keys: int) -> DevicePart:
+    def part(self, queries: SortedRows, keys: SortedRows, most_keys: int) -> DevicePart:
         """Rows by document, of which each has at most so many keys."""
         places = self.num_segments * most_keys
         rows = DeviceRows(queries.offsets, keys.offsets, self.num_queries, most_keys)
@@ -119,7 +119,7 @@ def make_device_plan(who: WhoAttends, num_queries: int) -> DevicePlan:
     """Plan one call, of which ``who.known`` says enough; the queries are the last ``num_queries`` tokens."""
     known = who.known
     assert known is not None and known.groups_each is not None
-    tokens, pattern = _Tokens(who, known, num_queries), who.pattern
+    tokens, pattern = Tokens(who, known, num_queries), who.pattern
     is_real = None if tokens.real is None else tokens.asking(tokens.real).flatten()
     if pattern.dense_below > LAST_POSITION:
         return DevicePlan((_window_part(tokens, None),), None, None, is_real)
@@ -153,7 +153,7 @@ def _take(facts: Tensor, index: Tensor | None) -> Tensor:
     return facts if index is None else facts.index_select(0, index)
 
 
-def _window_part(tokens: _Tokens, beyond: Tensor | None) -> DevicePart:
+def _window_part(tokens: Tokens, beyond: Tensor | None) -> DevicePart:
     """Whole documents."""
     if tokens.real is None and tokens.known.documents_each == 1 and beyond is None:  # nothing to be moved
         starts = torch.arange(tokens.batch + 1, dtype=torch.int32, device=tokens.positions.device)
@@ -165,7 +165,7 @@ def _window_part(tokens: _Tokens, beyond: Tensor | None) -> DevicePart:
     return replace(part, keys=keys.order)
 
 
-def _sink_part(tokens: _Tokens, window: DevicePart, sink_tokens: int) -> DevicePart:
+def _sink_part(tokens: Tokens, window: DevicePart, sink_tokens: int) -> DevicePart:
     """The window's queries with all sinks of their document; a sliding cache may have dropped these."""
     keys = tokens.by_segment(tokens.positions < sink_tokens, queries=False)
     most = min(sink_tokens, tokens.num_keys)
@@ -176,7 +176,7 @@ def _sink_part(tokens: _Tokens, window: DevicePart, sink_tokens: int) -> DeviceP
     return replace(part, causal=False, no_keys=no_keys)
 
 
-def _in_groups(who: WhoAttends, tokens: _Tokens) -> Tensor:
+def _in_groups(who: WhoAttends, tokens: Tokens) -> Tensor:
     """bool ``(B, S, K)``: a sink is in every group, padding in none."""
     in_groups = who.memberships
     if who.pattern.sink_tokens:
@@ -185,17 +185,17 @@ def _in_groups(who: WhoAttends, tokens: _Tokens) -> Tensor:
 
 
 def _group_part(
-    tokens: _Tokens, in_groups: Tensor, below: Tensor | None, groups_each: int, sink_tokens: int
+    tokens: Tokens, in_groups: Tensor, below: Tensor | None, groups_each: int, sink_tokens: int
 ) -> DevicePart:
     """Each token in each of its groups. A sink's results are the same in all of its rows, but for exclusions."""
     num_groups, device = in_groups.shape[-1], in_groups.device
     num_rows = tokens.num_segments * num_groups
     row = (tokens.segment * num_groups)[..., None] + torch.arange(num_groups, device=device)
     row = torch.where(in_groups, row, num_rows)
-    keys = queries = _Sorted.by_row(row, num_rows)
+    keys = queries = SortedRows.by_row(row, num_rows)
     if below is not None or tokens.num_queries < tokens.num_keys:
         of_queries = row if below is None else row.masked_fill(below[..., None], num_rows)
-        queries = _Sorted.by_row(tokens.asking(of_queries), num_rows)
+        queries = SortedRows.by_row(tokens.asking(of_queries), num_rows)
 
     more = tokens.num_segments * min(sink_tokens, tokens.num_keys) * (num_groups - groups_each)
     num_slots = min(tokens.batch * tokens.num_queries * groups_each + more, queries.order.shape[0])

@@ -26,11 +26,14 @@ class HeadClass:
         pattern: their window, sinks and dense start; with ``dense_below=EVERYTHING`` they attend to everything.
         columns: where their groups stand among the columns of the layer's memberships: one slice for all of them, or
             one for each, of equal lengths; empty for window and sinks alone.
+        top_k: groups that each of their queries reads, where it reads others than it belongs to; 0 if that is not
+            known.
     """
 
     kv_heads: tuple[int, ...]
     pattern: Pattern
     columns: tuple[slice, ...] = ()
+    top_k: int = 0
 
 
 def write_classes(classes: Sequence[HeadClass] | None) -> list[int]:
@@ -38,7 +41,8 @@ def write_classes(classes: Sequence[HeadClass] | None) -> list[int]:
     numbers: list[int] = []
     for some in classes or ():
         numbers += [len(some.kv_heads), *some.kv_heads]
-        numbers += [some.pattern.local_window, some.pattern.sink_tokens, some.pattern.dense_below, len(some.columns)]
+        pattern = some.pattern
+        numbers += [pattern.local_window, pattern.sink_tokens, pattern.dense_below, some.top_k, len(some.columns)]
         for columns in some.columns:
             numbers += [columns.start, columns.stop]
     return numbers
@@ -49,9 +53,9 @@ def read_classes(numbers: Sequence[int]) -> tuple[HeadClass, ...] | None:
     classes, rest = [], iter(numbers)
     for num_heads in rest:
         heads = tuple(next(rest) for _ in range(num_heads))
-        pattern = Pattern(next(rest), next(rest), next(rest))
+        pattern, top_k = Pattern(next(rest), next(rest), next(rest)), next(rest)
         columns = tuple(slice(next(rest), next(rest)) for _ in range(next(rest)))
-        classes.append(HeadClass(heads, pattern, columns))
+        classes.append(HeadClass(heads, pattern, columns, top_k))
     return tuple(classes) or None
 
 
@@ -86,7 +90,10 @@ def attend_by_class(
 
 
 def _attend_class(problem: Problem, some: HeadClass, path: str, kernel: Kernel | None) -> Tensor:
-    who = replace(problem.who, pattern=some.pattern)
+    known = problem.who.known
+    if known is not None and some.top_k:
+        known = replace(known, reads_each=some.top_k)
+    who = replace(problem.who, pattern=some.pattern, known=known)
     if not some.columns:
         return focus_attention(replace(problem, who=who.without_groups()), path=path, kernel=kernel)
     if len(some.columns) == 1:
@@ -98,7 +105,7 @@ def _attend_class(problem: Problem, some: HeadClass, path: str, kernel: Kernel |
         output = focus_attention(folded, path=path, kernel=kernel)
         return output.unflatten(0, (-1, len(some.columns))).flatten(1, 2)
     each = (
-        _attend_class(problem.select_heads([i]), HeadClass((0,), some.pattern, (columns,)), path, kernel)
+        _attend_class(problem.select_heads([i]), HeadClass((0,), some.pattern, (columns,), some.top_k), path, kernel)
         for i, columns in enumerate(some.columns)
     )
     return torch.cat(list(each), dim=1)

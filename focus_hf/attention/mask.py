@@ -39,11 +39,13 @@ class Known:
         groups_each: every token is in exactly this many groups; ``None`` if that is not known.
         documents_each: packed into a row, at most.
         unpadded: no token is padding.
+        reads_each: every query reads exactly this many groups; ``None`` if that is not known.
     """
 
     groups_each: int | None
     documents_each: int = 1
     unpadded: bool = False
+    reads_each: int | None = None
 
 
 @dataclass(frozen=True)

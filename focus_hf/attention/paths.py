@@ -2,7 +2,8 @@
 
 * ``grouped``: kernels over groups and windows; cost follows the attended pairs. Differentiable.
 * ``biased``: one dense call with a bias; for few tokens and heavy groups, where there is little to skip. CPU.
-* ``lookup``: keys sorted by group, where queries read other groups than they belong to. Inference on CPU.
+* ``lookup``: keys sorted by group, where queries read other groups than they belong to. Inference on CPU, and on CUDA
+  with Triton.
 * ``masked``: explicit masks; slower, but right for every option.
 """
 
@@ -12,8 +13,9 @@ import torch
 from torch import Tensor
 
 from .biased import biased_focus_attention
+from .device_lookup import device_lookup_attention, fits_lookup
 from .grouped import grouped_focus_attention
-from .kernels import Kernel, find_kernel
+from .kernels import Kernel, find_kernel, lookup_missing
 from .lookup import lookup_focus_attention
 from .masked import masked_focus_attention
 from .problem import Problem
@@ -35,38 +37,54 @@ def focus_attention(problem: Problem, *, path: str = "auto", kernel: Kernel | No
     Returns:
         ``(B, H, Q, D_v)``.
     """
-    chosen = choose_path(problem, path)
+    chosen = choose_path(problem, path, kernel)
     if chosen == "grouped":
         return grouped_focus_attention(problem, kernel)
     if chosen == "biased":
         return biased_focus_attention(problem)
     if chosen == "lookup":
-        return lookup_focus_attention(problem, find_kernel(problem.query, problem.value) if kernel is None else kernel)
+        backend = find_kernel(problem.query, problem.value) if kernel is None else kernel
+        if problem.query.device.type == "cpu":
+            return lookup_focus_attention(problem, backend)
+        from .kernels.triton_lookup import BLOCK_QUERIES, lookup_forward  # needs Triton
+
+        return device_lookup_attention(problem, backend, lookup_forward, BLOCK_QUERIES)
     return masked_focus_attention(problem)
 
 
-def choose_path(problem: Problem, path: str = "auto") -> str:
+def choose_path(problem: Problem, path: str = "auto", kernel: Kernel | None = None) -> str:
     """The path that `focus_attention` takes."""
-    usable = _usable_paths(problem)
+    usable = _usable_paths(problem, kernel)
     if path == "masked" or path in usable:
         return path
     return usable[0] if len(usable) == 1 else min(usable, key=lambda p: _cost(p, problem))
 
 
-def _usable_paths(problem: Problem) -> list[str]:
+def _usable_paths(problem: Problem, kernel: Kernel | None = None) -> list[str]:
     if not problem.is_plain:
         return ["masked"]
     query, key, value = problem.query, problem.key, problem.value
     needs_gradient = torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value))
     on_cpu, no_logits = query.device.type == "cpu", problem.scores.sink_logits is None
+    few_queries = problem.num_queries < min(FEW_QUERIES, problem.num_keys)
     if problem.who.reads is not None:
-        return ["lookup"] if on_cpu and not needs_gradient and value.shape[-1] <= key.shape[-1] else ["masked"]
-    if not on_cpu and not needs_gradient and problem.num_queries < min(FEW_QUERIES, problem.num_keys):
+        if needs_gradient or value.shape[-1] > key.shape[-1]:
+            return ["masked"]
+        return ["lookup"] if on_cpu or (not few_queries and _device_looks_up(problem, kernel)) else ["masked"]
+    if not on_cpu and not needs_gradient and few_queries:
         return ["masked"]
     usable = ["masked", "grouped"]
     if on_cpu and no_logits and not needs_gradient and value.shape[-1] <= key.shape[-1]:
         usable.append("biased")
     return usable
+
+
+def _device_looks_up(problem: Problem, kernel: Kernel | None) -> bool:
+    """Whether the lookup path can be planned on the device and has its two kernels there."""
+    backend = find_kernel(problem.query, problem.value) if kernel is None else kernel
+    same_width = problem.value.shape[-1] == problem.key.shape[-1]
+    many_rows = problem.query.device.type == "cuda" and not backend.one_row_at_a_time
+    return fits_lookup(problem.who) and same_width and many_rows and lookup_missing() is None
 
 
 def _cost(path: str, problem: Problem) -> float:

@@ -1,7 +1,7 @@
 """Attention backends that return logsumexps, and the choice among them."""
 
 from .base import PENALTY, Call, Gradients, Kernel, Result
-from .choose import KERNELS, find_kernel, kernel_named
+from .choose import KERNELS, find_kernel, kernel_named, lookup_missing
 from .cpu import CpuFlash, cpu_flash
 from .reference import Reference
 
@@ -17,4 +17,5 @@ __all__ = [
     "cpu_flash",
     "find_kernel",
     "kernel_named",
+    "lookup_missing",
 ]

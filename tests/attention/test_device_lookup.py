@@ -1,0 +1,217 @@
+"""Queries that read other groups than they belong to, planned on the device, and the Triton kernel that it needs."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from focus_hf.attention import Known, Pattern, Problem, Scores, WhoAttends, attended_pairs, masked_attention
+from focus_hf.attention.device_lookup import device_lookup_attention
+from focus_hf.bench import LaunchCounter
+from focus_hf.bench.stand_in import FlashStandIn
+from tests.attention.test_exactness import packed, random_case
+
+needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
+
+
+@torch.library.custom_op("focus_hf_tests::lookup", mutates_args=())
+def lookup_in_loops(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    asking: torch.Tensor,
+    limits: torch.Tensor,
+    keys: torch.Tensor,
+    firsts: torch.Tensor,
+    stops: torch.Tensor,
+    lists: torch.Tensor,
+    scale: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The kernel, in blocks of four."""
+    return lookup_by_reader(query, key, value, asking, limits, keys, firsts, stops, lists, scale, block=4)
+
+
+def lookup_by_reader(query, key, value, asking, limits, keys, firsts, stops, lists, scale, block):
+    """What the kernel computes, reader by reader; anything (NaN) where it writes nothing."""
+    output = query.new_full((asking.shape[0], *query.shape[1:]), float("nan"))
+    lse = query.new_full(output.shape[:2], float("nan"))
+    repeat = query.shape[1] // key.shape[1]
+    for first, stop, begin in zip(firsts.tolist(), stops.tolist(), lists.tolist(), strict=True):
+        for reader in range(first, min(first + block, stop)):
+            assert lse[reader].isnan().all()  # no reader is in two blocks
+            seen = keys[begin : begin + int(limits[reader])]
+            k, v = (x[seen].repeat_interleave(repeat, dim=1) for x in (key, value))
+            scores = torch.einsum("hd,shd->hs", query[asking[reader]], k) * scale
+            lse[reader] = scores.logsumexp(dim=-1)  # of nothing: -inf, and a sum of 0
+            output[reader] = torch.einsum("hs,shd->hd", scores.softmax(dim=-1), v)
+    return output, lse
+
+
+@lookup_in_loops.register_fake
+def _(query, key, value, asking, *_):
+    shape = (asking.shape[0], *query.shape[1:])
+    return query.new_empty(shape), query.new_empty(shape[:2])
+
+
+def loops(query, key, value, asking, limits, keys, blocks, scale):
+    return lookup_in_loops(query, key, value, asking, limits, keys, *blocks, scale)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 100_000),
+    batch=st.integers(1, 3),
+    length=st.integers(1, 60),
+    groups=st.integers(1, 5),
+    window=st.integers(0, 20),
+    sinks=st.integers(0, 4),
+    dense_below=st.sampled_from([0, 0, 5, 30]),
+    padding=st.sampled_from(["none", "left", "scattered"]),
+    documents=st.booleans(),
+    logits=st.booleans(),
+    data=st.data(),
+)
+def test_it_equals_the_definition(
+    seed, batch, length, groups, window, sinks, dense_below, padding, documents, logits, data
+):
+    query, key, value, positions, memberships = random_case(
+        seed, batch=batch, heads=4, kv_heads=2, length=length, head_dim=8, value_dim=8, groups=groups, top_k=1,
+        padding=padding,
+    )  # fmt: skip
+    generator = torch.Generator().manual_seed(seed)
+    reads_each = data.draw(st.integers(1, groups))
+    reads = torch.rand(batch, length, groups, generator=generator).argsort(-1) < reads_each
+    of_document, most = None, 1
+    if documents:
+        positions, of_document = packed(positions, generator)
+        most = max(1, int((positions == 0).sum(dim=-1).max()))
+    chunk = data.draw(st.integers(1, length))
+    known = Known(1, most, unpadded=padding == "none", reads_each=reads_each)
+    who = WhoAttends(
+        Pattern(window, sinks, dense_below), positions, memberships, of_document, reads=reads, known=known
+    )
+    scores = Scores(0.35, sink_logits=torch.randn(4, generator=generator).double() if logits else None)
+    problem = Problem(query[:, :, length - chunk :].double(), key.double(), value.double(), who, scores)
+    mask = attended_pairs(who, slice(length - chunk, None))
+    expected = masked_attention(problem.query, problem.key, problem.value, mask, scores)
+    output = device_lookup_attention(problem, FlashStandIn(), loops, block=4)
+    torch.testing.assert_close(output, expected, rtol=1e-9, atol=1e-10)
+
+
+def a_problem(batch):
+    memberships, reads = (torch.rand(batch, 50, 4).argsort(-1) < k for k in (1, 2))
+    known = Known(1, unpadded=True, reads_each=2)
+    who = WhoAttends(Pattern(6, 2), torch.arange(50).expand(batch, -1), memberships, reads=reads, known=known)
+    query, key, value = (torch.randn(batch, heads, 50, 8) for heads in (4, 2, 2))
+    return Problem(query, key, value, who, Scores(0.3))
+
+
+def test_nothing_depends_on_data_or_grows_with_the_batch():
+    with FakeTensorMode():
+        assert device_lookup_attention(a_problem(2), FlashStandIn(), loops, block=4).shape == (2, 4, 50, 8)
+    counts = []
+    for batch in (2, 5):
+        problem = a_problem(batch)
+        with LaunchCounter() as counter:
+            device_lookup_attention(problem, FlashStandIn(), loops, block=4)
+        assert not counter.syncs
+        counts.append(counter.operations.total())
+    assert counts[0] == counts[1]
+
+
+#: Run apart: Triton looks at TRITON_INTERPRET when a kernel is defined.
+INTERPRETED = """
+import json
+import torch
+from focus_hf.attention.kernels.triton_lookup import BLOCK_QUERIES, lookup_forward
+from tests.attention.test_device_lookup import made_up
+
+worst = {}
+for heads, kv_heads, dim, dtype in (
+    (4, 2, 8, torch.float32), (2, 2, 24, torch.float32), (3, 1, 64, torch.float32), (2, 1, 16, torch.float16)
+):
+    tensors, plan, expected = made_up(heads, kv_heads, dim, dtype, BLOCK_QUERIES)
+    output, lse = lookup_forward(*tensors, *plan, 0.3)
+    seen = expected[1].isfinite()
+    assert torch.equal(lse.isfinite(), seen) and not output[~seen].any()
+    error = max((output.double() - expected[0]).abs().max(), (lse.double() - expected[1])[seen].abs().max())
+    worst[f"{heads}/{kv_heads} heads of {dim}, {dtype}"] = float(error)
+print(json.dumps(worst))
+"""
+
+#: Compiled for GPUs that are not here: no registers may be spilled.
+COMPILED = """
+import json
+import re
+import subprocess
+import tempfile
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from focus_hf.attention.kernels import triton_lookup
+
+constants = {"HEAD_DIM": 128, "WIDTH": 128, "QUERIES": triton_lookup.BLOCK_QUERIES, "KEYS": triton_lookup.BLOCK_KEYS}
+constants["LOWEST"] = -1e30
+types = dict.fromkeys(("query", "key", "value", "output"), "*bf16") | {"lse": "*fp32", "scale": "fp32"}
+types |= dict.fromkeys(("asking", "limits", "keys", "block_first", "block_stop", "block_list"), "*i64")
+signature = {n: "constexpr" if n in constants else types.get(n, "i32") for n in triton_lookup._lookup.arg_names}
+found = {}
+for target in (80, 90, 100):
+    source = ASTSource(fn=triton_lookup._lookup, signature=signature, constexprs=constants)
+    made = triton.compile(source, target=GPUTarget("cuda", target, 32), options={"num_warps": triton_lookup.WARPS})
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(made.asm["cubin"])
+        file.flush()
+        command = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", file.name]
+        usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    registers, stack = (int(re.search(name + r":(\\d+)", usage)[1]) for name in ("REG", "STACK"))
+    found[target] = {"registers": registers, "spilled": stack, "shared": made.metadata.shared}
+print(json.dumps(found))
+"""
+
+
+def made_up(heads, kv_heads, dim, dtype, block):
+    """Tensors, lists of keys with their readers, one of them empty, and what must come out, in float64."""
+    torch.manual_seed(0)
+    tensors = [torch.randn(n, h, dim).to(dtype) for n, h in ((30, heads), (40, kv_heads), (40, kv_heads))]
+    lists = [torch.randperm(40)[:n] for n in (13, 0, 27)]
+    readers = [torch.randint(0, 30, (n,)) for n in (block + 6, 5, 20)]
+    limits = [torch.randint(0, len(a) + 1, (len(b),)).sort().values for a, b in zip(lists, readers, strict=True)]
+    blocks, begin, start = [], 0, 0
+    for some, asking in zip(lists, readers, strict=True):
+        stop = start + len(asking)
+        blocks += [(first, stop, begin) for first in range(start, stop, block)]
+        begin, start = begin + len(some), stop
+    blocks.append((start, start, 0))  # an empty one
+    plan = torch.cat(readers), torch.cat(limits), torch.cat(lists), tuple(torch.tensor(blocks).T.contiguous())
+    doubles = [x.double() for x in tensors]
+    return tensors, plan, lookup_by_reader(*doubles, *plan[:3], *plan[3], 0.3, block)
+
+
+def run_apart(script, **environment):
+    result = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, env={**os.environ, **environment}
+    )
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+@needs_triton
+def test_the_kernel_in_the_interpreter():
+    for case, error in run_apart(INTERPRETED, TRITON_INTERPRET="1").items():
+        assert error < (2e-3 if "float16" in case else 2e-6), case
+
+
+@needs_triton
+def test_the_kernel_compiles_for_gpus_that_are_not_here():
+    for target, found in run_apart(COMPILED).items():
+        assert found["registers"] <= 255 and found["shared"] <= 96 * 1024 and not found["spilled"], (target, found)
