@@ -97,7 +97,7 @@ def decide(
     return Decision(soft=False, dense=is_short or everyone_meets)
 
 
-def dense_by_groups(config: FocusConfig, memberships: Tensor, groups_each: int | None) -> bool:
+def dense_by_groups(config: FocusConfig, memberships: Tensor, groups_each: int | None = None) -> bool:
     """Whether any two tokens, cached ones included, share a group.
 
     Args:

@@ -60,3 +60,4 @@ def test_cached_tokens_of_fewer_groups_are_counted():
     assert dense_by_groups(config, memberships)
     memberships[0, 0, :2] = False
     assert not dense_by_groups(config, memberships)
+    assert dense_by_groups(config, memberships, groups_each=3)  # what is known is not looked at
