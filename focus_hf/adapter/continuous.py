@@ -28,7 +28,7 @@ from ..attention import (
 )
 from .call import Routing
 from .decide import window_of
-from .discovery import slides
+from .discovery import numbered
 from .hard import hard_attention
 from .heads import head_classes, shared_top_ks, top_ks_by_head
 from .layer import FocusLayer
@@ -55,7 +55,7 @@ def route_pages(router: FocusLayer, hidden_states: Tensor, kwargs: dict[str, Any
         _refuse(router, kwargs)
     elif kwargs.get("block_table") is not None:
         return None  # pages that flash attention fills by itself; an adapter that comes later refuses them
-    if slides(router.get_base_layer()):
+    if router.slides or not numbered(router.get_base_layer()):
         return None
     read_index = kwargs["read_index"][cache.layer_to_allocator[router.layer_idx].index]
     pages = pages_of(cache, router, is_empty=read_index.numel() == 0)
@@ -83,8 +83,10 @@ def route_pages(router: FocusLayer, hidden_states: Tensor, kwargs: dict[str, Any
 
 def _refuse(router: FocusLayer, kwargs: dict[str, Any]) -> None:
     why = None
-    if slides(router.get_base_layer()):
+    if router.slides:
         why = "does not route sliding layers; make the adapter without include_sliding_layers"
+    elif not numbered(router.get_base_layer()):
+        why = f"does not route {router.name}, whose slot of the cache changes from call to call; use generate()"
     elif kwargs.get("block_table") is not None:
         why = "needs ContinuousBatchingConfig(max_blocks_per_request=0)"
     elif torch.compiler.is_compiling() or (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):

@@ -71,7 +71,7 @@ def hard_attention(
         p, s = routing.pattern, scores
         numbers = (p.local_window, p.sink_tokens, p.dense_below, s.scale, s.softcap, s.dropout, is_sliding)
         how = (routing.path, kernel.name, write_classes(routing.classes))
-        output = _compiled(query, key, value, mask, memberships, routing.reads, s.sink_logits, *numbers, *how)
+        output = _compiled(query, key, value, mask, memberships, routing.reads, s.sink_logits, s.bias, *numbers, *how)
         return output.transpose(1, 2)
     problem = problem_of(
         *(query, key, value, mask, routing.pattern, memberships, scores),
@@ -106,6 +106,7 @@ def _compiled(
     memberships: Tensor,
     reads: Tensor | None,
     s_aux: Tensor | None,
+    bias: Tensor | None,
     local_window: int,
     sink_tokens: int,
     dense_below: int,
@@ -118,7 +119,7 @@ def _compiled(
     classes: list[int],
 ) -> Tensor:
     """`focus_attention` under the model's mask, as an operation: ``(B, Q, H, D_v)``, contiguous."""
-    pattern, scores = Pattern(local_window, sink_tokens, dense_below), Scores(scale, softcap, s_aux, dropout)
+    pattern, scores = Pattern(local_window, sink_tokens, dense_below), Scores(scale, softcap, s_aux, dropout, bias)
     problem = problem_of(query, key, value, mask, pattern, memberships, scores, is_sliding=is_sliding)
     known, backend = read_classes(classes), kernel_named(kernel)
     if known is None:

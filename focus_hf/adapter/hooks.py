@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from inspect import signature
 from typing import Any
 
 from torch import nn
@@ -11,6 +12,7 @@ from ..escape import shown
 from .cache import find_cache
 from .call import RoutedConfig
 from .continuous import route_pages
+from .discovery import slot_by_call
 from .layer import FocusLayer
 from .pages import find_pages
 from .route import route
@@ -18,7 +20,7 @@ from .route import route
 
 def add_hooks(attention: nn.Module, router: FocusLayer) -> None:
     """Let an attention module follow a router until `FocusLayer.remove`."""
-    hooks = _Hooks(router)
+    hooks = _Hooks(router, attention)
     router.hooks = [
         attention.register_forward_pre_hook(hooks.before, with_kwargs=True),
         attention.register_forward_hook(hooks.after, always_call=True),
@@ -42,8 +44,9 @@ def refuse_mixed_batch(names: Iterable[str] | None, active: Collection[str]) -> 
 class _Hooks:
     """Methods and not closures, so that a model can be copied and pickled."""
 
-    def __init__(self, router: FocusLayer) -> None:
+    def __init__(self, router: FocusLayer, attention: nn.Module) -> None:
         self.router = router
+        self.slot_by_call = slot_by_call(attention)
 
     def before(self, attention: Any, args: tuple, kwargs: dict[str, Any]) -> None:
         adapter_name = self.router.routing_adapter
@@ -56,9 +59,14 @@ class _Hooks:
         else:
             refuse_mixed_batch(kwargs.get("adapter_names"), [str(adapter_name)])
             cache = find_cache((*args, *kwargs.values()))
-            call = route(self.router, str(adapter_name), hidden_states, cache, kwargs.get("attention_mask"))
+            slot = self.router.layer_idx if self.slot_by_call is None else self._slot(attention, args, kwargs)
+            call = route(self.router, str(adapter_name), hidden_states, cache, slot, kwargs.get("attention_mask"))
         if call is not None:
             attention.config = RoutedConfig(attention.config, call)
+
+    def _slot(self, attention: Any, args: tuple, kwargs: dict[str, Any]) -> int:
+        assert self.slot_by_call is not None
+        return self.slot_by_call(attention, signature(attention.forward).bind_partial(*args, **kwargs).arguments)
 
     def after(self, attention: Any, args: tuple, output: Any) -> None:
         if isinstance(attention.config, RoutedConfig):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,8 +22,9 @@ from ..attention import (
 )
 from .call import RoutedConfig, SoftGate
 from .continuous import attend_pages
+from .discovery import INDICES
 from .hard import hard_attention
-from .masks import causal_mask, problem_of
+from .masks import added_to_scores, allowed_pairs, causal_mask, problem_of
 
 
 def focus_attention_forward(
@@ -35,6 +37,8 @@ def focus_attention_forward(
     dropout: float = 0.0,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
+    position_bias: Tensor | None = None,
+    sinks: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Attention function registered with transformers as ``"focus"``.
@@ -50,21 +54,25 @@ def focus_attention_forward(
         dropout: probability of dropping an attention weight.
         softcap: Gemma-2's soft-capping of the scores.
         s_aux: gpt-oss' learned sink logits, ``(H,)``.
+        position_bias: added to the scores, ``(B or 1, H, Q, S)``.
+        sinks: a sink logit for each query, ``(B, H, Q, 1)``.
 
     Returns:
         ``(B, Q, H, D_v)``, and ``None`` for the attention weights, which are never built.
 
     Raises:
-        NotImplementedError: the model passes something that Focus cannot honour (position biases, flex masks).
+        NotImplementedError: the model passes something that Focus cannot honour (indices, flex masks).
     """
-    if kwargs.get("position_bias") is not None:
-        raise NotImplementedError("Focus does not support models with additive position biases (such as T5).")
+    if any(kwargs.get(name) is not None for name in INDICES):
+        raise NotImplementedError("Focus does not route attention layers that choose their pairs by an index.")
     if attention_mask is not None and not isinstance(attention_mask, Tensor):
         raise NotImplementedError(
             f"Focus cannot read a {type(attention_mask).__name__} mask. Load the base model with "
             'attn_implementation="sdpa" (or "focus") instead of "flex_attention".'
         )
-    scores = Scores(query.shape[-1] ** -0.5 if scaling is None else scaling, softcap, s_aux, dropout)
+    scores = Scores(query.shape[-1] ** -0.5 if scaling is None else scaling, softcap, s_aux, dropout, position_bias)
+    if sinks is not None:
+        scores = _with_sinks(scores, sinks, query)
     routing = getattr(module.config, "routing", None) if isinstance(module.config, RoutedConfig) else None
     if routing is None:
         return _dense(module, query, key, value, attention_mask, scores, kwargs)
@@ -74,6 +82,8 @@ def focus_attention_forward(
         routing.attention_observer(query, key, scores.scale, routing.memberships)
     is_sliding = kwargs.get("sliding_window") is not None
     if routing.paged is not None:
+        if scores.bias is not None or added_to_scores(attention_mask) is not None:
+            raise ValueError("Focus in continuous batching does not route layers that add a bias to their scores.")
         output = attend_pages(routing, query, key, value, scores)
     elif routing.soft is not None:
         problem = problem_of(
@@ -84,6 +94,12 @@ def focus_attention_forward(
     else:
         output = hard_attention(routing, query, key, value, attention_mask, scores, is_sliding=is_sliding)
     return output.transpose(1, 2).contiguous(), None
+
+
+def _with_sinks(scores: Scores, sinks: Tensor, query: Tensor) -> Scores:
+    """A sink logit for each query, as the logit 0 beside scores that are less by it: the softmax is the same."""
+    bias = -sinks if scores.bias is None else scores.bias - sinks
+    return replace(scores, bias=bias, sink_logits=query.new_zeros(query.shape[1]))
 
 
 def _under_autocast(*tensors: Tensor) -> list[Tensor]:
@@ -127,11 +143,13 @@ def _dense(
         )
     elif mask is None and 1 < num_queries < num_keys:
         mask = causal_mask(num_queries, num_keys, query.device)[None, None]
-    if scores.softcap is None and scores.sink_logits is None:
+    if scores.softcap is None and scores.sink_logits is None and scores.bias is None:
         return sdpa_attention_forward(
             module, query, key, value, mask, dropout=scores.dropout, scaling=scores.scale, **kwargs
         )
     if mask is None:
         mask = causal_mask(num_queries, num_keys, query.device)[None, None]
-    output = masked_attention(query, key, value, mask, scores)
+    if (added := added_to_scores(mask)) is not None:
+        scores = replace(scores, bias=added if scores.bias is None else scores.bias + added)
+    output = masked_attention(query, key, value, allowed_pairs(mask), scores)
     return output.transpose(1, 2).contiguous(), None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch.utils.hooks import RemovableHandle
 from .. import routing
 from ..attention import HARD_GATE, HeadClass, Kernel, Pattern, WhoAttends
 from .config import FocusConfig
+from .discovery import slides
 from .heads import HeadScores, HeadView, head_scores
 
 #: Scale of fresh centroids: scores of unit-variance hidden states start with a spread of a few units.
@@ -37,13 +39,20 @@ class FocusLayer(nn.Module, BaseTunerLayer):
     ``focus_balance`` (``b``, ``(K,)``; not trained by gradient). With ``routing="per_head"`` they have one dimension
     more, the first, of the key/value heads that have groups; ``focus_proj`` is that of keys then, and
     ``focus_query_proj`` and ``focus_query_bias`` are those of queries.
+
+    Args:
+        attention: the module.
+        name: in the model.
+        layer_idx: its number, see `discovery.layer_numbers`.
     """
 
     adapter_layer_names = ("focus_proj", "focus_centroids", "focus_query_proj")
     other_param_names = ("focus_balance", "focus_query_bias")
 
-    def __init__(self, attention: nn.Module, name: str) -> None:
+    def __init__(self, attention: nn.Module, name: str, layer_idx: int) -> None:
         super().__init__()
+        self.layer_idx = layer_idx
+        self.slides = slides(attention)
         self._attention: tuple[Any] = (attention,)  # in a tuple: the parent must not become a submodule of its child
         self.name = name
         self.focus_proj = nn.ParameterDict()
@@ -80,11 +89,6 @@ class FocusLayer(nn.Module, BaseTunerLayer):
     def bias(self) -> Tensor:
         raise AttributeError("FocusLayer has no bias")
 
-    @property
-    def layer_idx(self) -> int:
-        """Index of the attention module in its model."""
-        return int(self.get_base_layer().layer_idx)
-
     def update_layer(self, adapter_name: str, config: FocusConfig) -> None:
         """Add an adapter, with fresh centroids.
 
@@ -112,9 +116,17 @@ class FocusLayer(nn.Module, BaseTunerLayer):
         return [kind[adapter_name] for kind in kinds if adapter_name in kind]
 
     def _get_base_layer_device_and_dtype(self, base_layer: nn.Module) -> tuple[torch.device | None, None]:
-        """Centroids go where the attention's weights are, and keep their own dtype."""
+        """Centroids go where the attention's weights are used, and keep their own dtype.
+
+        Packed weights (GPTQ, AWQ) are buffers; offloaded ones are nowhere until a hook of accelerate brings them.
+        """
+        hooks = (getattr(module, "_hf_hook", None) for module in base_layer.modules())
+        for hook in hooks:
+            if (device := getattr(hook, "execution_device", None)) is not None:
+                return torch.device(device), None
         own = {id(p) for p in self.parameters()}
-        device = next((p.device for p in base_layer.parameters() if id(p) not in own), None)
+        weights = (w for w in chain(base_layer.parameters(), base_layer.buffers()) if id(w) not in own)
+        device = next((weight.device for weight in weights), None)
         return (None if device is None or device.type == "meta" else device), None
 
     def set_adapter(self, adapter_names: str | list[str], inference_mode: bool = False) -> None:

@@ -8,7 +8,7 @@ nobody, so a model with a Focus adapter has its ``_load_pretrained_model`` repla
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -82,7 +82,9 @@ def load_own_tensors(
             model=model,
             state_dict=tensors,
             checkpoint_files=None,
-            load_config=replace(load_config, weight_mapping=[]),  # the names are the model's already
+            load_config=replace(  # the names are the model's already; an offloaded model's device says nothing
+                load_config, weight_mapping=[], device_map=_where_they_are(model, tensors) or load_config.device_map
+            ),
             expected_keys=list(tensors),
         )
     finally:
@@ -135,6 +137,13 @@ def tensors_for(
     if missing := sorted(own.values() - found.keys()):
         raise AdapterFileError(f"{source} lacks {missing[0]}; it is incomplete, download it again.")
     return found
+
+
+def _where_they_are(model: nn.Module, names: Iterable[str]) -> dict[str, torch.device] | None:
+    """The devices of an adapter's tensors in a model, by name; ``None`` if one is on none yet."""
+    own = dict(model.named_parameters())
+    devices = {name: own[name].device for name in names}
+    return None if any(device.type == "meta" for device in devices.values()) else devices
 
 
 def read_weights(path: str) -> dict[str, Tensor]:

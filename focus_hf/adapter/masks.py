@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers.masking_utils import causal_mask_function, flash_attention_mask, sdpa_mask
 
-from ..attention import PADDING, Known, Pattern, Problem, Scores, WhoAttends
+from ..attention import EVERY, PADDING, Known, Pattern, Problem, Scores, WhoAttends
 
 
 def problem_of(
@@ -32,7 +32,8 @@ def problem_of(
         key: ``(B, H_kv, S, D)``; a static cache returns unused room after the tokens seen, a sliding one has dropped
             the oldest.
         value: ``(B, H_kv, S, D_v)``.
-        mask: see `read_mask`.
+        mask: see `read_mask`. What an additive one adds to the scores of pairs that it allows becomes part of their
+            bias.
         pattern: window, sinks, dense start.
         memberships: ``(B, tokens seen, K)`` bool.
         scores: how they are made.
@@ -43,10 +44,14 @@ def problem_of(
     if key.shape[2] > seen:
         key, value = key[:, :, :seen], value[:, :, :seen]
         mask = mask[..., :seen] if mask is not None else None
+        scores = scores.part(EVERY, slice(seen))
     else:
         dropped = seen - key.shape[2]
         memberships = memberships[:, dropped:]
         mask = mask[..., -key.shape[2] :] if mask is not None else None
+        scores = scores.part(EVERY, slice(-key.shape[2], None))
+    if (added := added_to_scores(mask)) is not None:
+        scores = replace(scores, bias=added if scores.bias is None else scores.bias + added)
     positions, documents, extra_mask = read_mask(
         mask, query.shape, key.shape[2], query.device, dropped=dropped, is_sliding=is_sliding
     )
@@ -76,7 +81,7 @@ def read_mask(
     """Turn whatever mask the base model made into positions and documents, plus the mask itself if it says more.
 
     Args:
-        mask: ``None``; ``(B, S)`` with 0 for padding; or ``(B, 1 or H, Q, S)``, bool or additive (0 = attend).
+        mask: ``None``; ``(B, S)`` with 0 for padding; or ``(B, 1 or H, Q, S)``, bool or additive (`allowed_pairs`).
         query_shape: ``(B, H, Q, D)``; the queries are the last ``Q`` of the ``S`` tokens.
         num_keys: ``S``.
         device: of the tensors.
@@ -94,8 +99,7 @@ def read_mask(
         return (index + dropped).expand(batch, num_keys), None, None
     if mask.dim() == 2:
         return _positions(mask.bool(), dropped), None, None
-    allowed = mask if mask.dtype == torch.bool else mask == 0
-    allowed = allowed.expand(batch, -1, -1, -1)
+    allowed = allowed_pairs(mask).expand(batch, -1, -1, -1)
     real = allowed[:, 0, -1]
     causal = causal_mask(num_queries, num_keys, device)
     if bool((allowed == (causal & real[:, None, None, :])).all()):
@@ -117,12 +121,29 @@ def _positions(real: Tensor, dropped: int) -> Tensor:
     return torch.where(real, real.cumsum(dim=-1) - 1 + dropped, PADDING)
 
 
+def allowed_pairs(mask: Tensor) -> Tensor:
+    """The pairs that a mask ``(B, 1 or H, Q, S)`` allows, bool: of an additive one those that it does not hide."""
+    return mask if mask.dtype == torch.bool else mask > _HIDDEN
+
+
+def added_to_scores(mask: Tensor | None) -> Tensor | None:
+    """What an additive mask adds to the scores of pairs that it allows; ``None`` if nothing."""
+    if mask is None or mask.dim() != 4 or not mask.is_floating_point():
+        return None
+    added = mask.masked_fill(~allowed_pairs(mask), 0.0)
+    return added if bool(added.any()) else None
+
+
+#: An additive mask hides a pair by a number as small as this: no score makes up for it.
+_HIDDEN = -1e4
+
+
 def valid_tokens(mask: Any) -> Tensor | None:
     """bool ``(B, T)``, ``False`` for padding, or ``None`` if nothing is known to be padding."""
     if not isinstance(mask, Tensor) or mask.dim() not in (2, 4):
         return None
     if mask.dim() == 4:
-        mask = (mask if mask.dtype == torch.bool else mask == 0)[:, 0, -1]
+        mask = allowed_pairs(mask)[:, 0, -1]
     return mask.bool()
 
 

@@ -12,6 +12,7 @@ from peft.tuners.tuners_utils import BaseTuner, check_target_module_exists
 from torch import Tensor, nn
 
 from ..records.adapter_files import HUB_TAG, ROUTER, AdapterFileError
+from .discovery import input_width, layer_numbers
 from .heads import check_heads, key_value_heads
 from .hooks import add_hooks, refuse_mixed_batch
 from .layer import FocusLayer
@@ -46,12 +47,14 @@ class FocusModel(BaseTuner):
     def _prepare_model(self, peft_config: Any, model: nn.Module) -> None:
         """Choose the attention modules and check that they are the ones the adapter was made for."""
         peft_config.validate()
+        _refuse_lost_weights(model)
         targets = find_targets(model, peft_config)
         without_patterns(peft_config, model, targets)
         self._found = copy.copy(peft_config)  # what to match is not saved: it is found anew on every model
         self._found.target_modules = list(targets)
-        self._hidden_size = int(next(iter(targets.values())).config.hidden_size)
-        layers = sorted(int(module.layer_idx) for module in targets.values())
+        self._numbers = layer_numbers(model)
+        self._hidden_size = input_width(next(iter(targets.values())))
+        layers = sorted(self._numbers[name] for name in targets)
         name = getattr(model, "name_or_path", "") or type(model).__name__
         facts: dict[str, Any] = {"hidden_size": self._hidden_size, "layers": layers}
         if not peft_config.plain:
@@ -113,7 +116,7 @@ class FocusModel(BaseTuner):
     ) -> None:
         router = getattr(target, ROUTER, None)
         if router is None:
-            router = FocusLayer(target, current_key)
+            router = FocusLayer(target, current_key, self._numbers[current_key])
             router.train(target.training)
             router._active_adapter = adapter_name
             target.add_module(ROUTER, router)
@@ -140,3 +143,13 @@ class FocusModel(BaseTuner):
             self.model.model_tags.remove(HUB_TAG)
         remove_guard(self.model)
         return self.model
+
+
+def _refuse_lost_weights(model: Any) -> None:
+    """Refuse a model from which `PeftModel.from_pretrained` has taken the hooks that bring its weights from disk."""
+    on_disk = "disk" in (getattr(model, "hf_device_map", None) or {}).values()
+    if on_disk and not any(hasattr(module, "_hf_hook") for module in model.modules()):
+        raise ValueError(
+            "PeftModel.from_pretrained cannot put an adapter on a model with parts on disk. Load the model anew, and "
+            "the adapter with model.load_adapter(...)."
+        )

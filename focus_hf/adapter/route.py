@@ -15,13 +15,14 @@ from .balance import balanced_assignments
 from .cache import append_memberships, cache_layer, follows, tokens_seen
 from .call import Routing, SoftGate
 from .decide import Decision, decide, dense_by_groups, window_of
-from .discovery import slides
 from .heads import HeadScores, head_classes, shared_top_ks, top_ks_by_head
 from .layer import FocusLayer, StandIn
 from .masks import valid_tokens
 
 
-def route(router: FocusLayer, adapter_name: str, hidden_states: Tensor, cache: Any, mask: Any) -> Routing | None:
+def route(
+    router: FocusLayer, adapter_name: str, hidden_states: Tensor, cache: Any, slot: int, mask: Any
+) -> Routing | None:
     """The routing of a call, or ``None`` where it is dense (see `decide`).
 
     Args:
@@ -29,9 +30,10 @@ def route(router: FocusLayer, adapter_name: str, hidden_states: Tensor, cache: A
         adapter_name: whose centroids.
         hidden_states: ``(B, T, d)``, of the new tokens.
         cache: the model's, or ``None``; it now remembers their groups.
+        slot: which of its layers the attention module keeps its keys in.
         mask: what the base model made, if anything.
     """
-    layer = None if cache is None else cache_layer(cache, router.layer_idx)
+    layer = None if cache is None else cache_layer(cache, slot)
     _refuse_whole_cache(router, layer)
     config = router.configs[adapter_name]
     classes = None if config.plain else head_classes(config, router.layer_idx)
@@ -60,12 +62,7 @@ def _refuse_whole_cache(router: FocusLayer, layer: Any) -> None:
     Raises:
         ValueError: the call would continue such a cache.
     """
-    if (
-        layer is None
-        or getattr(layer, "is_sliding", False)
-        or not slides(router.get_base_layer())
-        or not tokens_seen(layer)
-    ):
+    if layer is None or getattr(layer, "is_sliding", False) or not router.slides or not tokens_seen(layer):
         return
     raise ValueError(
         f"{router.name} has a sliding window, and this cache keeps everything: Focus cannot continue it. Use the "

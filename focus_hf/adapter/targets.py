@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import regex
@@ -11,7 +11,7 @@ from torch import nn
 
 from ..escape import shown
 from .config import FocusConfig
-from .discovery import IS_SLIDING, NOT_CAUSAL, find_attention, why_not
+from .discovery import IS_SLIDING, NOT_CAUSAL, find_attention, layer_numbers, why_not
 from .names import base_prefix, plain_name
 
 #: Seconds that matching a pattern against all names of a model may take.
@@ -25,11 +25,11 @@ def find_targets(model: nn.Module, config: FocusConfig) -> dict[str, Any]:
         ValueError: there are none; the message says what was found instead.
     """
     attention = dict(find_attention(model))
-    reasons = {name: why_not(module, config.include_sliding_layers) for name, module in attention.items()}
+    reasons = {name: why_not(name, module, config.include_sliding_layers) for name, module in attention.items()}
     routable = {name: module for name, module in attention.items() if reasons[name] is None}
     kind = type(model).__name__
     if chosen := _chosen(config, list(routable)):
-        _refuse_same_numbers({name: routable[name] for name in chosen}, kind)
+        _refuse_same_numbers(chosen, layer_numbers(model), kind)
         return {name: routable[name] for name in chosen}
     if not attention:
         raise ValueError(
@@ -48,8 +48,9 @@ def _refusal(kind: str, reasons: list[str]) -> str:
     """Why no layer of a model can be routed, and what to do."""
     if all(reason == NOT_CAUSAL for reason in reasons):
         return (
-            f"{kind} has no causal self-attention (it is an encoder?), but a Focus adapter routes the attention of "
-            "decoder language models. Use a causal model, such as one loaded with AutoModelForCausalLM."
+            f"{kind} has no causal self-attention that calls the AttentionInterface (it is an encoder, or its decoder "
+            "computes attention by itself), and Focus routes no other. Use a decoder that does, such as most that "
+            "AutoModelForCausalLM loads."
         )
     if IS_SLIDING in reasons:
         which = f"All {len(reasons)} attention layers" if len(set(reasons)) == 1 else "Attention layers"
@@ -61,14 +62,14 @@ def _refusal(kind: str, reasons: list[str]) -> str:
     return f"Focus cannot route {kind}: its attention layers {commonest}."
 
 
-def _refuse_same_numbers(chosen: dict[str, Any], kind: str) -> None:
+def _refuse_same_numbers(chosen: Iterable[str], numbers: Mapping[str, int], kind: str) -> None:
     """An adapter knows layers by their numbers, and a cache keeps their keys by them."""
     seen: dict[int, str] = {}
-    for name, module in chosen.items():
-        other = seen.setdefault(int(module.layer_idx), name)
+    for name in chosen:
+        other = seen.setdefault(numbers[name], name)
         if other != name:
             raise ValueError(
-                f"{kind} has several attention layers with the number {module.layer_idx} ({other}, {name}), which "
+                f"{kind} has several attention layers with the number {numbers[name]} ({other}, {name}), which "
                 "Focus cannot tell apart. Choose one stack of layers with target_modules."
             )
 

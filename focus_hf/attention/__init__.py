@@ -8,7 +8,7 @@ from .grouped import grouped_focus_attention
 from .hard_gate import credit_memberships
 from .heads import EVERYTHING, HeadClass, attend_by_class, pairs_by_head, read_classes, write_classes
 from .kernels import KERNELS, Kernel, find_kernel, kernel_named
-from .mask import PADDING, Known, Pattern, WhoAttends, attended_pairs, count_pairs, share_a_group
+from .mask import EVERY, PADDING, Known, Pattern, WhoAttends, attended_pairs, count_pairs, share_a_group
 from .masked import masked_attention, masked_focus_attention
 from .merge import Accumulator, merge
 from .paths import PATHS, focus_attention
@@ -16,6 +16,7 @@ from .plan import make_plan
 from .problem import Problem, Scores
 
 __all__ = [
+    "EVERY",
     "EVERYTHING",
     "GATES",
     "HARD_GATE",

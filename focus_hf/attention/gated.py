@@ -77,7 +77,7 @@ def gated_attention(problem: Problem, assignments: Tensor, *, gate: str, strengt
             k[:, :, columns],
             v[:, :, columns],
             dense_pairs(who, rows, columns),
-            scores,
+            scores.part(rows, columns),
             gate=None if factor is None else factor[:, None],
             bias=None if bias is None else bias[:, None],
         )

@@ -39,7 +39,7 @@ def credit_memberships(
 
     Each distant pair (beyond the window, no sink, no query below ``dense_below``) counts with ``a_i . a_j``; a pair
     with two groups in common counts twice. Costs dense attention, forward and backward, and attention to the window in
-    the backward pass, and memory linear in ``T``. Kernels compute everything but masks and soft-capping.
+    the backward pass, and memory linear in ``T``. Kernels compute everything but masks, soft-capping and biases.
 
     Args:
         output: of hard attention, ``(B, H, T, D_v)``.
@@ -148,6 +148,8 @@ def _spelled_out(grad: Tensor, without_groups: Tensor, assignments: Tensor, prob
         scores = torch.matmul(query[:, :, rows], key[:, :, columns].transpose(-1, -2)).to(dtype) * how.scale
         if how.softcap is not None:
             scores = how.softcap * torch.tanh(scores / how.softcap)
+        if (bias := how.part(rows, columns).bias) is not None:
+            scores = scores + bias.to(dtype)
         scores = scores.masked_fill(~allowed, float("-inf"))
         lse = torch.logsumexp(scores, dim=-1, keepdim=True)
         if how.sink_logits is not None:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .mask import attended_pairs
+from .mask import EVERY, attended_pairs
 from .problem import Problem, Scores
 
 #: Queries handled together when no gradient is needed; bounds the mask at ``B * QUERY_CHUNK * S`` bytes.
@@ -34,7 +34,7 @@ def masked_attention(
         query, key, value: see `Problem`.
         mask: bool, broadcastable to ``(B, H, Q, S)``; a row without any allowed pair gives zeros.
         scores: how they are made.
-        bias: added to the scores, broadcastable to ``(B, H, Q, S)``.
+        bias: added to the scores beside their own, broadcastable to ``(B, H, Q, S)``.
         gate: multiplied onto the scores, likewise.
 
     Returns:
@@ -47,6 +47,8 @@ def masked_attention(
         logits = logits.float()
     if scores.softcap is not None:
         logits = scores.softcap * torch.tanh(logits / scores.softcap)
+    if scores.bias is not None:
+        logits = logits + scores.bias
     if gate is not None:
         logits = logits * gate
     if bias is not None:
@@ -69,13 +71,14 @@ def masked_focus_attention(problem: Problem) -> Tensor:
     """
     query, num_queries, first = problem.query, problem.num_queries, problem.num_keys - problem.num_queries
     chunk = num_queries if torch.is_grad_enabled() and query.requires_grad else QUERY_CHUNK
-    plain = problem.scores.softcap is None and problem.scores.sink_logits is None
-    attend = _sdpa if plain else masked_attention
+    how = problem.scores
+    attend = _sdpa if how.softcap is None and how.sink_logits is None and how.bias is None else masked_attention
     parts = []
     for start in range(0, num_queries, chunk):
         stop = min(start + chunk, num_queries)
         mask = attended_pairs(problem.who, slice(first + start, first + stop))
-        parts.append(attend(query[:, :, start:stop], problem.key, problem.value, mask, problem.scores))
+        some = how.part(slice(start, stop), EVERY)
+        parts.append(attend(query[:, :, start:stop], problem.key, problem.value, mask, some))
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
 
 

@@ -12,6 +12,9 @@ from torch import Tensor
 
 from .mask import WhoAttends
 
+#: Of heads: neighbours, which make a view, or any.
+Selection = slice | list[int]
+
 
 @dataclass(frozen=True)
 class Scores:
@@ -23,17 +26,37 @@ class Scores:
         sink_logits: ``(H,)``, a learned logit per head that takes part in the softmax and contributes no value
             (gpt-oss), or ``None``.
         dropout: probability of dropping an attention weight.
+        bias: ``(B or 1, H or 1, Q, S)``, added to the scores after soft-capping (learned relative positions), or
+            ``None``.
     """
 
     scale: float
     softcap: float | None = None
     sink_logits: Tensor | None = None
     dropout: float = 0.0
+    bias: Tensor | None = None
 
     @property
     def is_plain(self) -> bool:
         """Kernels can compute them."""
-        return self.softcap is None and self.dropout == 0.0
+        return self.softcap is None and self.dropout == 0.0 and self.bias is None
+
+    def part(self, rows: slice, columns: slice) -> Scores:
+        """The scores of some pairs.
+
+        Args:
+            rows: which queries, counted from the first of the ``Q``.
+            columns: which of the ``S`` keys.
+        """
+        return self if self.bias is None else replace(self, bias=self.bias[:, :, rows, columns])
+
+    def select(self, sequences: slice, heads: Selection) -> Scores:
+        """Those of some sequences and query heads."""
+        bias, logits = self.bias, self.sink_logits
+        if bias is not None:
+            bias = bias if bias.shape[0] == 1 else bias[sequences]
+            bias = bias if bias.shape[1] == 1 else bias[:, heads]
+        return replace(self, bias=bias, sink_logits=None if logits is None else logits[heads])
 
 
 @dataclass(frozen=True)
@@ -66,14 +89,18 @@ class Problem:
 
     @property
     def is_plain(self) -> bool:
-        """Kernels can compute it: no soft-capping, no dropout, no mask beyond causality, padding and documents."""
+        """Kernels can compute it: no soft-capping, dropout or bias, no mask beyond causality, padding, documents."""
         return self.scores.is_plain and self.who.extra_mask is None
 
     def sequence(self, row: int) -> Problem:
         """One sequence of the batch, as a batch of one."""
         one = slice(row, row + 1)
-        return replace(
-            self, query=self.query[one], key=self.key[one], value=self.value[one], who=self.who.sequence(row)
+        return Problem(
+            self.query[one],
+            self.key[one],
+            self.value[one],
+            self.who.sequence(row),
+            self.scores.select(one, slice(None)),
         )
 
     def select_heads(self, kv_heads: Sequence[int]) -> Problem:
@@ -81,13 +108,13 @@ class Problem:
         repeat = self.query.shape[1] // self.key.shape[1]
         keys = _adjacent(kv_heads)
         queries = _adjacent([head * repeat + i for head in kv_heads for i in range(repeat)])
-        mask, logits = self.who.extra_mask, self.scores.sink_logits
+        mask = self.who.extra_mask
         return Problem(
             self.query[:, queries],
             self.key[:, keys],
             self.value[:, keys],
             self.who if mask is None or mask.shape[1] == 1 else replace(self.who, extra_mask=mask[:, queries]),
-            self.scores if logits is None else replace(self.scores, sink_logits=logits[queries]),
+            self.scores.select(slice(None), queries),
         )
 
     def fold_heads(self, memberships: Tensor, reads: Tensor | None) -> Problem:
@@ -126,8 +153,12 @@ class Problem:
 
     def detach(self) -> Problem:
         """The same values, without a gradient."""
-        logits = self.scores.sink_logits
-        scores = self.scores if logits is None else replace(self.scores, sink_logits=logits.detach())
+        logits, bias = self.scores.sink_logits, self.scores.bias
+        scores = replace(
+            self.scores,
+            sink_logits=None if logits is None else logits.detach(),
+            bias=None if bias is None else bias.detach(),
+        )
         return replace(
             self, query=self.query.detach(), key=self.key.detach(), value=self.value.detach(), scores=scores
         )
@@ -136,7 +167,7 @@ class Problem:
         """All its tensors, and what makes it of them again: autograd functions have to save tensors one by one."""
         pattern = self.who.pattern
         scale, softcap, dropout = self.scores.scale, self.scores.softcap, self.scores.dropout
-        who, logits = self.who, self.scores.sink_logits
+        who, logits, bias = self.who, self.scores.sink_logits, self.scores.bias
         tensors = (self.query, self.key, self.value, who.positions, who.memberships, who.documents, who.extra_mask)
 
         def put_together(
@@ -148,14 +179,15 @@ class Problem:
             documents: Tensor | None,
             extra_mask: Tensor | None,
             sink_logits: Tensor | None,
+            bias: Tensor | None,
         ) -> Problem:
             who = WhoAttends(pattern, positions, memberships, documents, extra_mask)
-            return Problem(query, key, value, who, Scores(scale, softcap, sink_logits, dropout))
+            return Problem(query, key, value, who, Scores(scale, softcap, sink_logits, dropout, bias))
 
-        return (*tensors, logits), put_together
+        return (*tensors, logits, bias), put_together
 
 
-def _adjacent(heads: Sequence[int]) -> slice | list[int]:
+def _adjacent(heads: Sequence[int]) -> Selection:
     """These heads as a slice, which makes a view, if they are neighbours in ascending order."""
     first = heads[0]
     return slice(first, first + len(heads)) if list(heads) == list(range(first, first + len(heads))) else list(heads)

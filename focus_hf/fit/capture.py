@@ -21,6 +21,7 @@ from transformers import AttentionInterface
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ..adapter.interface import focus_attention_forward
+from ..adapter.masks import added_to_scores
 from .store import write
 
 _CAPTURE = "focus_capture"
@@ -203,8 +204,12 @@ def _capture_attention(
 ) -> tuple[Tensor, None]:
     """The attention function that is registered: dense attention, told to who records."""
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    if attention_mask is not None and attention_mask.is_floating_point():
-        attention_mask = attention_mask == 0  # what is added to the scores, 0 for attended
+    biases = (kwargs.get("position_bias"), kwargs.get("sinks"), added_to_scores(attention_mask))
+    if any(bias is not None for bias in biases):
+        raise ValueError(
+            f"{type(module).__name__} adds a bias to its scores, which fit does not take into account. Use focus-hf "
+            "train."
+        )
     attend = partial(focus_attention_forward, module, query, key, value, attention_mask, scale, 0.0, softcap, s_aux)
     seen = _Call(module.layer_idx, query, key, value, scale, softcap, s_aux, lambda: attend(**kwargs)[0])
     return module.config.take(seen), None

@@ -18,8 +18,10 @@ from rich.progress import Progress
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed
 
-from ..adapter.model import find_targets
+from ..adapter.config import FocusConfig
+from ..adapter.discovery import numbered
 from ..adapter.save import save_adapter
+from ..adapter.targets import find_targets
 from ..commits import commit_of
 from ..evaluate.sample import take_sample
 from ..machine import measured_with
@@ -109,7 +111,7 @@ def fit(
     check_tokenizer(model, probe[None])
 
     config = recipe.focus_config(revision=commit, tokenizer_revision=tokenizer_commit)
-    targets = {int(module.layer_idx): module for module in find_targets(model, config).values()}
+    targets = _numbered_targets(model, config)
     made_from = _made_from(recipe, texts, commit)
     fitted = _layers_at_hand(targets, recipe, made_from) if recipe.resume else {}
     if recipe.resume:
@@ -133,6 +135,21 @@ def fit(
     write_records(results, folder)
     on_saved(folder)
     return FitResult(folder, results, budgets, tables)
+
+
+def _numbered_targets(model: Any, config: FocusConfig) -> dict[int, Any]:
+    """The attention modules to fit, by number.
+
+    Raises:
+        ValueError: the model runs a module several times in a pass, each time on other tokens.
+    """
+    targets = find_targets(model, config)
+    if again := [name for name, module in targets.items() if not numbered(module)]:
+        raise ValueError(
+            f"{type(model).__name__} keeps the keys of {again[0]} in a slot of the cache that changes from call to "
+            "call, so fit cannot tell its layers apart. Use focus-hf train."
+        )
+    return {int(module.layer_idx): module for module in targets.values()}
 
 
 def _refuse_to_overwrite(out: Path, recipe: FitRecipe) -> None:

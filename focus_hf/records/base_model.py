@@ -33,7 +33,8 @@ def check_fits(config: AdapterConfig, base: BaseFacts) -> None:
         ValueError: they are not; says which value differs.
     """
     text = base.config.get("text_config") or base.config
-    width = next((text[name] for name in ("hidden_size", "n_embd", "d_model") if name in text), None)
+    names = ("attention_hidden_size", "hidden_size", "n_embd", "d_model")  # the first is Zamba's: two side by side
+    width = next((text[name] for name in names if name in text), None)
     if width is not None and width != config.hidden_size:
         raise ValueError(
             f"The adapter was made for a model of hidden_size {config.hidden_size}, but {base.name} has {width}: "

@@ -1,0 +1,75 @@
+"""The attention function itself, in all the ways in which models call it, against formulas and the models' own."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward as gemma2
+from transformers.models.inkling2.modeling_inkling2 import eager_attention_forward as inkling2
+
+from focus_hf.adapter.call import RoutedConfig, Routing
+from focus_hf.adapter.interface import focus_attention_forward
+from focus_hf.attention import Pattern
+
+LENGTH = 20
+SMALLEST = torch.finfo(torch.float32).min
+
+
+def module(*, routed: bool) -> SimpleNamespace:
+    """What the function needs of an attention module; routed with all tokens in one group, so that it is dense."""
+    config = SimpleNamespace()
+    if routed:
+        everyone = torch.ones(2, LENGTH, 1, dtype=torch.bool)
+        config = RoutedConfig(config, Routing(Pattern(4, 1), everyone, top_k=1))
+    return SimpleNamespace(config=config, num_key_value_groups=2, training=False, is_causal=True)
+
+
+def tensors() -> tuple[torch.Tensor, ...]:
+    torch.manual_seed(0)
+    return torch.randn(2, 4, LENGTH, 8), torch.randn(2, 2, LENGTH, 8), torch.randn(2, 2, LENGTH, 8)
+
+
+def left_padded() -> torch.Tensor:
+    """bool ``(B, 1, T, T)``; rows of padding attend to themselves, as transformers makes them."""
+    causal = torch.ones(LENGTH, LENGTH).tril().bool()
+    mask = causal.expand(2, 1, LENGTH, LENGTH).clone()
+    mask[0, :, :, :5] = False
+    return mask | torch.eye(LENGTH).bool()
+
+
+def additive(mask: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(mask.shape).masked_fill(~mask, SMALLEST)
+
+
+@pytest.mark.parametrize("routed", [False, True])
+@pytest.mark.parametrize("kind", ["bool", "additive"])
+def test_soft_capping_under_a_mask_is_gemma2s_own(kind, routed):
+    mask = left_padded()
+    given = mask if kind == "bool" else additive(mask)
+    own = module(routed=routed)
+    found, _ = focus_attention_forward(own, *tensors(), given, scaling=0.3, softcap=5.0)
+    expected, _ = gemma2(own, *tensors(), additive(mask), scaling=0.3, softcap=5.0)
+    real = slice(5, None)
+    assert torch.allclose(found[:, real], expected[:, real], atol=1e-6)
+
+
+@pytest.mark.parametrize("routed", [False, True])
+@pytest.mark.parametrize("kind", ["position_bias", "in the mask"])
+def test_biases_and_sinks_are_inkling2s_own(kind, routed):
+    bias, sinks = torch.randn(2, 4, LENGTH, LENGTH), torch.randn(2, 4, LENGTH, 1)
+    mask = additive(left_padded())
+    given = {"attention_mask": mask, "position_bias": bias}
+    if kind == "in the mask":
+        given = {"attention_mask": mask + bias.masked_fill(mask < 0, 0.0)}
+    own = module(routed=routed)
+    found, _ = focus_attention_forward(own, *tensors(), **given, scaling=0.3, sinks=sinks)
+    expected, _ = inkling2(own, *tensors(), mask, scaling=0.3, position_bias=bias, sinks=sinks)
+    real = slice(5, None)
+    assert torch.allclose(found[:, real], expected[:, real], atol=1e-5)
+
+
+def test_layers_that_choose_their_pairs_by_an_index_are_refused():
+    with pytest.raises(NotImplementedError, match="choose their pairs by an index"):
+        focus_attention_forward(module(routed=True), *tensors(), None, indices=torch.zeros(2, LENGTH, 4))
