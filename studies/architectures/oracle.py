@@ -30,26 +30,32 @@ def allowed(memberships: Tensor, window: int, sinks: int) -> Tensor:
 
 
 @contextmanager
-def eager_with(pairs: dict[Any, Tensor]) -> Iterator[list[Any]]:
+def eager_with(pairs: dict[Any, list[Tensor]]) -> Iterator[list[Tensor]]:
     """Within the block, eager attention of these modules attends to these pairs only.
 
     Args:
-        pairs: by attention module, bool ``(B, T, T)``.
+        pairs: by attention module, bool ``(B, T, T)`` for each of its calls (some models run a module several times).
 
     Yields:
-        The modules whose attention was asked for, as they come.
+        Which of them were asked for, as they come; more than once by modules that attend twice in a call.
     """
     files = {type(module).__module__ for module in pairs}
     originals = {name: sys.modules[name].eager_attention_forward for name in files}  # type: ignore[attr-defined]
-    asked: list[Any] = []
+    asked: list[Tensor] = []
+    calls = {module: iter(each) for module, each in pairs.items()}
+
+    current: dict[Any, Tensor] = {}
+
+    def starts(module: Any, _: Any) -> None:
+        current[module] = next(calls[module])
 
     def make(original: Any) -> Any:
         def attend(
             module: Any, query: Tensor, key: Any, value: Any, attention_mask: Tensor | None = None, *a: Any, **k: Any
         ) -> Any:
             mask = attention_mask
-            if (own := pairs.get(module)) is not None:
-                asked.append(module)
+            if (own := current.get(module)) is not None:
+                asked.append(own)
                 forbidden = torch.zeros_like(own, dtype=query.dtype).masked_fill(~own, -torch.inf)[:, None]
                 if mask is None:
                     mask = forbidden
@@ -63,8 +69,11 @@ def eager_with(pairs: dict[Any, Tensor]) -> Iterator[list[Any]]:
 
     for name, original in originals.items():
         sys.modules[name].eager_attention_forward = make(original)
+    handles = [module.register_forward_pre_hook(starts) for module in pairs]
     try:
         yield asked
     finally:
+        for handle in handles:
+            handle.remove()
         for name, original in originals.items():
             sys.modules[name].eager_attention_forward = original

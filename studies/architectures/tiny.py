@@ -6,12 +6,16 @@ what it is by default. `EXCEPTIONS` holds what names do not tell.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, PretrainedConfig
+from transformers import PretrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+)
 
 VOCABULARY = 99
 LAYERS, WIDTH, HEADS, KV_HEADS, HEAD_DIM, WINDOW = 4, 32, 4, 2, 8, 12
@@ -75,8 +79,7 @@ _SIZES: tuple[tuple[int, str], ...] = (
     ),
     (
         WINDOW,
-        "sliding_window attention_chunk_size window_size attention_window_size sliding_window_size local_attention "
-        "keep_window_size",
+        "sliding_window attention_chunk_size window_size attention_window_size sliding_window_size local_attention",
     ),
     (
         256,
@@ -106,12 +109,33 @@ _COUNTS_OF_LAYERS = {
 _NEEDED = (
     *("head_dim", "n_routed_experts", "num_experts", "num_local_experts", "n_group", "topk_group"),
     *("num_experts_per_tok", "n_shared_experts"),
+    *("indexer_n_heads", "indexer_head_dim", "indexer_budget"),
 )
 
-#: Families once more, with what their default configurations leave out.
-VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "mistral, no window": ("mistral", {"sliding_window": None}),
-    "gemma4_text, shared keys": ("gemma4_text", {"num_kv_shared_layers": 2}),
+
+@dataclass(frozen=True)
+class Variant:
+    """A family once more.
+
+    Args:
+        family: its model type.
+        config: changes of its configuration, to have what the default leaves out.
+        adapter: changes of the adapter's configuration, as the refusal of the default one says.
+    """
+
+    family: str
+    config: dict[str, Any] = field(default_factory=dict)
+    adapter: dict[str, Any] = field(default_factory=dict)
+
+
+VARIANTS = {
+    "blt, decoder": Variant("blt", adapter={"target_modules": r"model\.local_decoder\.layers\.\d+\.self_attn"}),
+    "gemma4_text, shared keys": Variant("gemma4_text", {"num_kv_shared_layers": 2}),
+    "ministral, sliding layers": Variant("ministral", adapter={"include_sliding_layers": True}),
+    "mistral, no window": Variant("mistral", {"sliding_window": None}),
+    "mistral, sliding layers": Variant("mistral", adapter={"include_sliding_layers": True}),
+    "moshi, sliding layers": Variant("moshi", adapter={"include_sliding_layers": True}),
+    "recurrent_gemma, sliding layers": Variant("recurrent_gemma", adapter={"include_sliding_layers": True}),
 }
 
 #: What names do not tell, by model type (also of a configuration inside another).
@@ -119,6 +143,7 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
     "bamba": {"attn_layer_indices": [1, 3]},
     "blt": {"encoder_hash_byte_group_vocab": 500},
     "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4}}},
+    "doge": {"keep_window_size": 256},  # as large as the longest context, as by default
     "dbrx": {
         "attn_config": {"kv_n_heads": KV_HEADS, "rope_theta": 1e4, "clip_qkv": 8},
         "ffn_config": {"ffn_hidden_size": 48, "hidden_size": WIDTH},
@@ -128,6 +153,8 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
     "gemma4_unified_text": {"per_layer_config": {"01": {"head_dim": 16}, "03": {"head_dim": 16}}},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
     "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 2},
+    "qwen4_exp_text": {"indexer_kv_heads": 1, "indexer_compress_ratio": 4},
+    "reformer": {"axial_pos_embds_dim": [WIDTH // 2, WIDTH // 2], "axial_pos_shape": [16, 16]},
     "xmod": {"default_language": "en_XX"},
     "zaya": {"num_experts_per_tok": 1},
     "zamba": {"attention_hidden_size": 2 * WIDTH, "attention_head_dim": 2 * HEAD_DIM},
@@ -143,12 +170,26 @@ def names() -> list[str]:
     return sorted([*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *VARIANTS])
 
 
+def variant_of(family: str) -> Variant:
+    """What a name in `names` means."""
+    return VARIANTS.get(family, Variant(family))
+
+
+def _model_class(family: str) -> Any:
+    return MODEL_FOR_CAUSAL_LM_MAPPING[CONFIG_MAPPING[family]]
+
+
 def tiny_config(family: str) -> Any:
     """The configuration of a tiny model of a family."""
-    family, variant = VARIANTS.get(family, (family, {}))
-    config_class = CONFIG_MAPPING[family]
+    variant = variant_of(family)
+    config_class = CONFIG_MAPPING[variant.family]
+    own_class = _model_class(variant.family).config_class
+    if own_class in config_class.sub_configs.values():
+        config_class = own_class  # MusicGen's language model is the decoder alone
     decoder = {"is_decoder": True} if hasattr(config_class(), "is_decoder") else {}  # BERT and its kin, as decoders
-    return _shrunk(config_class, {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 0, **decoder, **variant})
+    return _shrunk(
+        config_class, {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 0, **decoder, **variant.config}
+    )
 
 
 def _shrunk(config_class: Any, given: dict[str, Any]) -> Any:
@@ -193,7 +234,7 @@ def _pattern(types: list[Any]) -> list[Any]:
 def tiny_model(family: str) -> Any:
     """A tiny model with random weights, in eval mode, whose attention matters."""
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(tiny_config(family)).eval()
+    model = _model_class(variant_of(family).family)._from_config(tiny_config(family)).eval()
     for parameter in model.parameters():  # the usual initialisation is so small that attention hardly matters
         if parameter.dim() >= 2 and parameter.is_floating_point():
             torch.nn.init.normal_(parameter, std=0.25)
