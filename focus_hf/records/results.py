@@ -31,7 +31,7 @@ def mode_name(mode: str, top_k: int | None = None, width: int | None = None, bud
     focus = setting_name(top_k, budget)
     if mode == "window":
         wide = "" if width is None else f" of {int(width):,}"
-        return f"window{wide} and sinks, pairs of {focus}"
+        return f"window{wide} and sinks, pairs of {focus}" if budget is None else f"window{wide} and sinks, {focus}"
     return {"random": "random groups, ", "tokens": "groups by token, "}.get(mode, "Focus, ") + focus
 
 
