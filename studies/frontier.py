@@ -24,6 +24,9 @@ from focus_hf.fit.budget import choose, choose_alike, mean_pairs, total_loss
 from focus_hf.fit.costs import Cost, Option
 from focus_hf.fit.layer import LayerFit
 
+#: By the name of a kind of choice: share of pairs and estimated loss in nats per token.
+Curves = dict[str, list[tuple[float, float]]]
+
 SHARES = np.geomspace(0.04, 0.9, 40)
 
 
@@ -65,7 +68,7 @@ def curve(table: Table, choice: Callable[[Table, float], dict[str, Option]]) -> 
     return sorted(set(points))
 
 
-def curves(groups: int, table: Table, plain: bool) -> dict[str, list[tuple[float, float]]]:
+def curves(groups: int, table: Table, plain: bool) -> Curves:
     """The best of each kind; those without groups only where they are asked for."""
     found = {
         f"K={groups}, budgets per head": curve(table, choose),
@@ -79,14 +82,14 @@ def curves(groups: int, table: Table, plain: bool) -> dict[str, list[tuple[float
     return found
 
 
-def draw(fits: Iterable[tuple[int, dict[int, Table]]], output: Path) -> dict[int, dict[str, list[tuple[float, float]]]]:
+def draw(fits: Iterable[tuple[int, dict[int, Table]]], output: Path) -> dict[int, Curves]:
     """Write the picture, a panel for each length."""
     from matplotlib import pyplot
 
     fits = list(fits)
     lengths = sorted({length for _, tables in fits for length in tables})
     figure, panels = pyplot.subplots(1, len(lengths), figsize=(4.6 * len(lengths), 4.2), sharey=True, squeeze=False)
-    drawn: dict[int, dict[str, list[tuple[float, float]]]] = {}
+    drawn: dict[int, Curves] = {}
     for panel, length in zip(panels[0], lengths, strict=True):
         here = [(groups, tables[length]) for groups, tables in fits if length in tables]
         drawn[length] = {}
