@@ -1,0 +1,64 @@
+"""The adapter in the repository: sound, what its card says, and made by the recipe and the texts that lie beside it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+from huggingface_hub import ModelCard
+
+from focus_hf.fit.recipe import FitRecipe
+from focus_hf.records import check_adapter, load_results
+from focus_hf.texts import hash_of
+from focus_hf.verify import HOLDS, UNCHECKED, verify
+
+ROOT = Path(__file__).parents[1]
+ADAPTER = ROOT / "adapters" / "smollm2-135m"
+BASE = "HuggingFaceTB/SmolLM2-135M-Instruct"
+
+
+@pytest.fixture(scope="module")
+def results():
+    return load_results(ADAPTER)
+
+
+def test_it_is_sound_and_small():
+    config = check_adapter(ADAPTER)
+    assert config.base_model_name_or_path == BASE and config.routing == "per_head"
+    assert sorted(config.budgets, key=float) == ["0.1", "0.15", "0.25", "0.4"]
+    assert config.head_patterns == config.budgets["0.25"]
+    assert (ADAPTER / "adapter_model.safetensors").stat().st_size < 3_200_000
+
+
+def test_every_section_of_the_card_is_what_its_data_says():
+    claims = verify(str(ADAPTER), files_only=True)
+    assert {claim.verdict for claim in claims} <= {HOLDS, UNCHECKED}, [c for c in claims if c.verdict != HOLDS]
+    card = [claim for claim in claims if claim.what.startswith("card") or "text of the card" in claim.what]
+    assert card and all(claim.verdict == HOLDS for claim in card)
+
+
+def test_the_card_says_on_which_weights_it_was_measured():
+    card = ModelCard((ADAPTER / "README.md").read_text(encoding="utf-8"))
+    assert "4-bit" in card.text and card.data.base_model == BASE and card.data.license == "apache-2.0"
+
+
+def test_the_recipe_is_the_one_it_was_made_by(results):
+    recipe = FitRecipe(**yaml.safe_load((ADAPTER / "recipe.yaml").read_text()))
+    made_by = results.training["recipe"]
+    assert made_by == {name: getattr(recipe, name) for name in made_by}
+    assert recipe.model == BASE and recipe.half
+    assert results.training["data revision"] == hash_of([str(ROOT / file) for file in recipe.train_file])
+
+
+def test_every_figure_stands_beside_dense_attention_and_a_window(results):
+    held_out = {f"{path.name}" for path in (ADAPTER / "held_out").glob("*.txt")}
+    for evaluation in results.evaluations:
+        assert evaluation.data in held_out and not evaluation.unopposed
+        assert evaluation.revision == hash_of([str(ADAPTER / "held_out" / evaluation.data)])
+        budgets = {float(row["budget"]) for row in evaluation.rows if row["mode"] == "hard"}
+        assert budgets and all(
+            row["pairs"] <= float(row["budget"]) + 0.01 for row in evaluation.rows if row["mode"] == "hard"
+        )
+    assert {evaluation.data for evaluation in results.evaluations} == held_out
+    assert {2048, 4096} <= {evaluation.context_length for evaluation in results.evaluations}
