@@ -25,8 +25,9 @@ from ..card.sections import CardText
 from ..escape import one_line
 from ..files import write_atomically
 from ..front_matter import card_metadata
-from ..records.adapter_files import CONFIG_FILE, check_adapter, read_json
+from ..records.adapter_files import CONFIG_FILE, GROUPS_FILE, check_adapter, read_json
 from ..records.base_model import BaseFacts, check_fits
+from ..records.group_report import GroupReport
 from ..records.results import Results, load_results, save_results
 from .base import base_facts
 from .benchmarks import write_benchmark_results
@@ -198,7 +199,7 @@ def _gather(model_or_folder: Any, target: Path, adapter_name: str | None, result
 
 
 def _name_base(folder: Path, base_model: str | None, api: HfApi) -> BaseFacts | None:
-    """Write the base model's Hub id into the configuration: a path on this machine must not leave it."""
+    """Write the base model's Hub id where its name stands: a path on this machine must not leave it."""
     config = check_adapter(folder)
     name = check_hub_id(base_model or config.base_model_name_or_path or "", "base model")
     base = base_facts(name, api)
@@ -208,6 +209,10 @@ def _name_base(folder: Path, base_model: str | None, api: HfApi) -> BaseFacts | 
     if values["base_model_name_or_path"] != name:
         values["base_model_name_or_path"] = name
         write_atomically(folder / CONFIG_FILE, (json.dumps(values, indent=2, sort_keys=True)).encode())
+    if (folder / GROUPS_FILE).is_file():
+        report = GroupReport.from_json(folder / GROUPS_FILE)
+        if report.base_model != name:
+            replace(report, base_model=name).to_json(folder / GROUPS_FILE)
     return base
 
 

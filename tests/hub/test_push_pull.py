@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from focus_hf.hub.remote import HubReader
 from focus_hf.local_hub import LocalHub
 from focus_hf.records import AdapterFileError, check_adapter, save_results
 from tests.families import BY_DEFAULT, base_model, focus_model, logits, token_ids
+from tests.hub.test_search import report
 from tests.records.figures import RESULTS
 
 IDS = token_ids()
@@ -89,11 +91,12 @@ def test_paths_of_this_machine_do_not_leave_it(hub, adapter, name, tmp_path):
     config = json.loads((adapter / "adapter_config.json").read_text())
     config["base_model_name_or_path"] = str(tmp_path)
     (adapter / "adapter_config.json").write_text(json.dumps(config))
+    replace(report("NOUN"), base_model=str(tmp_path)).to_json(adapter / "focus_groups.json")
     with pytest.raises(ValueError, match='base model is a folder on this machine.*base_model="org/name"'):
         focus_hf.push_to_hub(adapter, name, endpoint=hub.endpoint, token="secret-token")
     push(hub, adapter, name)
     pulled = focus_hf.pull(name, endpoint=hub.endpoint)
-    for file in ("README.md", "adapter_config.json"):
+    for file in ("README.md", "adapter_config.json", "focus_groups.json"):
         text = (pulled / file).read_text()
         assert str(tmp_path) not in text and "secret-token" not in text
     assert json.loads((adapter / "adapter_config.json").read_text())["base_model_name_or_path"] == str(tmp_path)
@@ -205,6 +208,7 @@ from transformers import AutoModelForCausalLM
 from peft import PeftModel, get_peft_model
 import focus_hf
 sys.path.insert(0, {root!r})
+from tests.hub.test_search import report
 from tests.records.figures import RESULTS
 from tests.families import FAMILIES, base_model, focus_model, focus_config, logits, token_ids, unbalance
 
