@@ -1,4 +1,4 @@
-"""The adapter in the repository: sound, what its card says, and made by the recipe and the texts that lie beside it."""
+"""The adapter in the repository: sound, what its card says, made by the recipe and the texts that lie beside it."""
 
 from __future__ import annotations
 
