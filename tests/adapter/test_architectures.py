@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from studies.architectures.run import by_type, examine, examine_all
-from studies.architectures.tiny import names
+from studies.architectures.tiny import names, variant_of
 from studies.architectures.why import unexplained
 
 SAMPLE = {
@@ -31,6 +32,8 @@ SAMPLE = {
 def test_a_sample_of_architectures(family):
     import re
 
+    if variant_of(family).family not in CONFIG_MAPPING:
+        pytest.skip("this version of transformers does not know it")
     found = examine(family)
     assert found["result"] == ("refused" if SAMPLE[family] else "right"), found
     assert re.search(SAMPLE[family], found["detail"]) and "\n" not in found["detail"]

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward as gemma2
-from transformers.models.inkling2.modeling_inkling2 import eager_attention_forward as inkling2
 
 from focus_hf.adapter.call import RoutedConfig, Routing
 from focus_hf.adapter.interface import focus_attention_forward
@@ -58,6 +57,7 @@ def test_soft_capping_under_a_mask_is_gemma2s_own(kind, routed):
 @pytest.mark.parametrize("routed", [False, True])
 @pytest.mark.parametrize("kind", ["position_bias", "in the mask"])
 def test_biases_and_sinks_are_inkling2s_own(kind, routed):
+    inkling2 = pytest.importorskip("transformers.models.inkling2.modeling_inkling2").eager_attention_forward
     bias, sinks = torch.randn(2, 4, LENGTH, LENGTH), torch.randn(2, 4, LENGTH, 1)
     mask = additive(left_padded())
     given = {"attention_mask": mask, "position_bias": bias}
