@@ -55,7 +55,11 @@ def test_the_operation_keeps_its_contract():
     options = (6, 2, 0, 0.3, None, 0.0, False, "auto", "cpu-flash")
     tests = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
     with torch.no_grad():
-        for how in ((None, None, *options, []), (reads, None, *options, classes)):
+        for how in (
+            (None, None, None, *options, []),
+            (reads, None, None, *options, classes),
+            (None, None, torch.randn(2, 4, 40, 40), *options, []),
+        ):
             arguments = (query, key, value, mask, memberships, *how)
             torch.library.opcheck(torch.ops.focus_hf.hard_attention.default, arguments, test_utils=tests)
 
