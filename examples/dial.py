@@ -51,13 +51,13 @@ def main() -> None:
     num_groups = focus_layers(model)[0].routing_config.num_groups
     top_ks = args.top_k or range(1, min(3, num_groups) + 1)
 
-    print(f"{'attention':24} {'perplexity':>10} {'pairs':>7} {'seconds':>8}")
+    print(f"{'attention':44} {'perplexity':>10} {'pairs':>7} {'seconds':>8}")
     for row in quality_table(model, windows, top_ks):  # beside each setting a plain window that costs as much
         with attending(
             model, Mode(row.mode, row.top_k, row.width)
         ):  # for a model in use: focus_hf.set_routing(model, top_k=...)
             taken = seconds(model, windows[:1].to(args.device))
-        print(f"{row!s:24} {row.perplexity:10.2f} {100 * row.pairs:6.1f}% {taken:8.3f}")
+        print(f"{row!s:44} {row.perplexity:10.2f} {100 * row.pairs:6.1f}% {taken:8.3f}")
 
 
 if __name__ == "__main__":

@@ -183,12 +183,13 @@ def _columns(router: FocusLayer, adapter_name: str, hidden_states: Tensor, layer
             router.observer(router, scores, routing.hard_memberships(scores, balance, config.top_k))
         return torch.cat([nothing, *each], dim=-1), None
     by_head = router.head_scores(hidden_states, adapter_name)
-    if by_head is None:
+    top_ks = top_ks_by_head(config, router.layer_idx)
+    if by_head is None or not top_ks:
         return nothing, nothing
     if router.stand_in is not None:
         scores = _stand_in_scores(router, router.stand_in, hidden_states, layer, by_head.keys.shape[-2])
         by_head = HeadScores(scores, scores)
-    memberships, reads = by_head.memberships(), by_head.reads(top_ks_by_head(config, router.layer_idx))
+    memberships, reads = by_head.memberships(), by_head.reads(top_ks)
     if router.observer is not None:
         for place, head in enumerate(config.heads_with_groups(router.layer_idx)):
             view = router.head_view(head, reads[:, :, place])

@@ -120,7 +120,7 @@ def test_a_round_trip_through_every_loader_changes_nothing(family: str, routing:
 def test_only_heads_with_groups_have_centroids() -> None:
     layers = focus_layers(heads_model("llama"))
     assert [tuple(layer.focus_centroids["default"].shape) for layer in layers[:2]] == [(1, 4, 16), (1, 4, 16)]
-    assert not layers[2]._own("default")
+    assert not layers[2].tensors_of("default")
 
 
 def test_budgets_are_chosen_by_their_share() -> None:

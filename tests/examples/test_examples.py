@@ -135,7 +135,7 @@ def test_dial(run, tiny, adapters):
         "dial.py", "--adapter", adapters / "first", "--text", tiny / "held_out.txt", "--seq-len", 96, "--windows", 2,
         "--top-k", 1, 4,
     )  # fmt: skip
-    rows = {line[:24].strip(): line[24:].split() for line in out.splitlines()[1:]}
+    rows = {line[:44].strip(): line[44:].split() for line in out.splitlines()[1:]}
     names = ["dense (base model)", "window and sinks only", "Focus, top_k=1", "window", "Focus, top_k=4", "window"]
     assert [name.partition(" of ")[0] for name in rows] == names
     assert rows["Focus, top_k=4"][:2] == rows["dense (base model)"][:2]  # every group: every pair
