@@ -61,6 +61,7 @@ def test_the_card_says_what_the_heads_do(adapter: Path) -> None:
     assert "2 attend to distant tokens by 4 groups of their own, 3 to a window alone and 1 to everything" in card.text
     assert "| heads by groups, window, everything | 2, 3, 1 |" in card.text
     assert "set_routing(model, pairs=0.3)  # of 0.3, 1.0" in card.text
+    assert "set_routing(model, top_k=" not in card.text  # it would undo what the budget chose for each head
     assert card.metadata["focus"]["heads"] == HEADS and card.metadata["focus"]["routing"] == "per_head"
 
 
