@@ -1,0 +1,89 @@
+"""The repository and branch that a push goes to: what is there now, and what has to be made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+
+from huggingface_hub import HfApi
+from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
+
+from ..card.read import CARD
+from .errors import HubError
+from .files import LARGEST, adapter_files
+from .remote import HubReader, RemoteFile
+
+
+@dataclass(frozen=True)
+class Remote:
+    """A repository as it is now.
+
+    Args:
+        commit: of the branch, or of ``main`` where the branch does not exist yet; ``None`` without a repository.
+        card: its README.md.
+        files: by name.
+        is_public: everybody may see it.
+        has_branch: the branch exists.
+    """
+
+    commit: str | None = None
+    card: str | None = None
+    files: Mapping[str, RemoteFile] = field(default_factory=dict)
+    is_public: bool = False
+    has_branch: bool = True
+
+
+def look(reader: HubReader, repo_id: str, revision: str | None) -> Remote:
+    """What there is now; of a branch to be made, what it will start from."""
+    try:
+        model = reader.model(repo_id, revision)
+    except RevisionNotFoundError:
+        return replace(look(reader, repo_id, None), has_branch=False) if revision else Remote()
+    except RepositoryNotFoundError as error:
+        if type(error) is not RepositoryNotFoundError:  # gated: it is there
+            raise
+        return Remote()
+    card = reader.text(reader.url(model, CARD), LARGEST[CARD]) if CARD in model.files else None
+    return Remote(model.commit, card, model.files, is_public=not model.private)
+
+
+def stop_if_concerned(before: Remote | None, now: Remote, folder: Path, repo_id: str) -> None:
+    """A push in between is no matter unless it changed a file that we send; cards are merged."""
+    if before is None:
+        return
+    names = before.files.keys() | now.files.keys()
+    changed = {name for name in names if before.files.get(name) != now.files.get(name)}
+    if both := sorted(changed & (set(adapter_files(folder)) - {CARD})):
+        raise HubError(f"Somebody pushed {both[0]} to {repo_id} meanwhile: look at the new version, then push again.")
+
+
+@contextmanager
+def place_for(api: HfApi, repo_id: str, remote: Remote, revision: str | None, private: bool) -> Iterator[str]:
+    """The commit that a push follows; a repository or branch made for it is removed again if the push is refused."""
+    made: Callable[[], object] | None = None
+    if remote.commit is None and _make_repository(api, repo_id, private):
+        made = partial(api.delete_repo, repo_id)
+    try:
+        parent = remote.commit or str(api.model_info(repo_id).sha)
+        if revision is not None and (made or not remote.has_branch):
+            api.create_branch(repo_id, branch=revision, revision=parent)
+            made = made or partial(api.delete_branch, repo_id, branch=revision)
+        yield parent
+    except (HfHubHTTPError, ValueError):  # a broken connection is no refusal: what was sent may have arrived
+        if made and api.model_info(repo_id, revision=revision).sha == parent:  # nobody else has used it
+            made()
+        raise
+
+
+def _make_repository(api: HfApi, repo_id: str, private: bool) -> bool:
+    """Whether there was none."""
+    try:
+        api.create_repo(repo_id, private=private)
+    except HfHubHTTPError as error:
+        if error.response is None or error.response.status_code != 409:
+            raise
+        return False
+    return True
