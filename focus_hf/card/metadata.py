@@ -117,7 +117,7 @@ def check_hub_id(name: str, what: str) -> str:
     Raises:
         ValueError: it is a path on this machine, or not a valid name.
     """
-    is_path = names_a_folder(name)
+    is_path = what == "base model" and names_a_folder(name)  # loaders prefer a folder to the Hub; a push does not
     try:
         validate_repo_id(name)
     except HFValidationError:

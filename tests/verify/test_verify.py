@@ -139,6 +139,12 @@ def test_a_card_whose_numbers_were_changed_by_hand_is_found(adapter):
     assert all_hold(verify(str(adapter), files_only=True))
 
 
+def test_a_folder_of_the_repository_s_name_is_no_matter(adapter, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "me" / "tiny-focus").mkdir(parents=True)  # as the card is called
+    assert all_hold(verify(str(adapter), files_only=True))
+
+
 def test_on_the_command_line(adapter, tiny):
     done = run("verify", adapter, *(part for text in texts(tiny) for part in ("--text", text)))
     assert done.returncode == 0, done.stdout + done.stderr
