@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -79,6 +79,42 @@ def head_classes(config: FocusConfig, layer: int) -> tuple[HeadClass, ...]:
             columns = tuple(slice(place * width, (place + 1) * width) for place in found)
         classes.append(HeadClass(tuple(heads), pattern, columns, top_k))
     return tuple(classes)
+
+
+def classes_of_part(
+    classes: Sequence[HeadClass], key_heads: int, part: tuple[int, int] | None
+) -> tuple[HeadClass, ...]:
+    """The classes of the heads that one process has of a layer whose heads are split over several.
+
+    Columns stay those of all heads: every process scores all tokens for all of them, since it has the hidden states
+    whole.
+
+    Args:
+        classes: of all heads of the layer.
+        key_heads: that this process has.
+        part: which part of how many these are; each has as many heads, in order. ``None`` if that is not known.
+
+    Raises:
+        ValueError: it is not known which heads these are.
+    """
+    total = sum(len(some.kv_heads) for some in classes)
+    if key_heads == total:
+        return tuple(classes)
+    if part is None or key_heads * part[1] != total:
+        raise ValueError(
+            f"This process has {key_heads} of a layer's {total} key/value heads, and it is not known which. Split the "
+            'model with transformers\' DistributedConfig(tp_plan="auto") over a number of processes that divides '
+            f"{total}."
+        )
+    own = range(part[0] * key_heads, (part[0] + 1) * key_heads)
+    mine = []
+    for some in classes:
+        places = [place for place, head in enumerate(some.kv_heads) if head in own]
+        columns = some.columns if len(some.columns) <= 1 else tuple(some.columns[place] for place in places)
+        if places:
+            heads = tuple(some.kv_heads[place] - own.start for place in places)
+            mine.append(replace(some, kv_heads=heads, columns=columns))
+    return tuple(mine)
 
 
 def shared_top_ks(config: FocusConfig, layer: int) -> list[int]:

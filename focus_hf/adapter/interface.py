@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
@@ -20,10 +21,12 @@ from ..attention import (
     gated_attention,
     masked_attention,
 )
-from .call import RoutedConfig, SoftGate
+from ..ranks import GradientsOfAllParts, several, split_over
+from .call import RoutedConfig, Routing, SoftGate
 from .continuous import attend_pages
 from .discovery import INDICES
 from .hard import hard_attention
+from .heads import classes_of_part
 from .masks import added_to_scores, allowed_pairs, causal_mask, problem_of
 
 
@@ -78,6 +81,8 @@ def focus_attention_forward(
         return _dense(module, query, key, value, attention_mask, scores, kwargs)
 
     query, key, value = _under_autocast(query, key, value)
+    if several():
+        routing = _of_part(routing, key.shape[1], split_over(module))
     if routing.attention_observer is not None:
         routing.attention_observer(query, key, scores.scale, routing.memberships)
     is_sliding = kwargs.get("sliding_window") is not None
@@ -94,6 +99,26 @@ def focus_attention_forward(
     else:
         output = hard_attention(routing, query, key, value, attention_mask, scores, is_sliding=is_sliding)
     return output.transpose(1, 2).contiguous(), None
+
+
+def _of_part(routing: Routing, key_heads: int, parts: DeviceMesh | None) -> Routing:
+    """The routing of a layer whose heads may be split over several processes, for those of this one.
+
+    Raises:
+        ValueError: the call needs all heads, or it is not known which ones are here.
+    """
+    if parts is not None and routing.attention_observer is not None:
+        raise ValueError(
+            "Under tensor parallelism attention cannot be observed: each process sees its own heads only. Load the "
+            "model without tp_plan."
+        )
+    if parts is not None and routing.soft is not None:
+        assignments = GradientsOfAllParts.apply(routing.soft.assignments, parts)
+        return replace(routing, soft=replace(routing.soft, assignments=assignments))
+    if routing.classes is None:
+        return routing
+    part = None if parts is None else (parts.get_local_rank(), parts.size())
+    return replace(routing, classes=classes_of_part(routing.classes, key_heads, part))
 
 
 def _with_sinks(scores: Scores, sinks: Tensor, query: Tensor) -> Scores:
