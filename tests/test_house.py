@@ -15,7 +15,7 @@ ROWS = (
     ("cli",),
     ("demo",),  # shows the other journeys, too
     ("",),  # the package itself, what `import focus_hf` brings
-    ("explore", "verify", "compare", "bench"),
+    ("explore", "verify", "compare", "bench", "vllm"),
     ("hub", "local_hub"),
     ("card",),
     ("fit",),  # reads text and leaves records as training does

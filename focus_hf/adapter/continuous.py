@@ -1,38 +1,26 @@
 """transformers' continuous batching: new tokens of many requests in one call, their keys in pages.
 
-A call packs the new tokens of all requests into one row: whole prompts, chunks of prompts, and single tokens. Each
-request is attended for itself, under the one definition (`attention.mask`): tokens that come one at a time all
-together, over the keys that they attend to and no others; prompts and chunks one request after the other, as
-without continuous batching.
+A call packs the new tokens of all requests into one row: whole prompts, chunks of prompts, and single tokens; each
+request is attended for itself (`attend_packed`).
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .. import routing
-from ..attention import (
-    HeadClass,
-    Pattern,
-    Scores,
-    WhoAttends,
-    attended_pairs,
-    gather_index,
-    gathered_attention,
-)
+from ..attention import Scores
+from .attend_packed import attend_packed
 from .call import Routing
 from .decide import window_of
 from .discovery import numbered
-from .hard import hard_attention
-from .heads import head_classes, shared_top_ks, top_ks_by_head
+from .heads import head_classes, shared_columns, top_ks_by_head
 from .layer import FocusLayer
-from .packed import Packed, PagedCall
+from .packed import PackedPages, PagedCall
 from .pages import find_pages, pages_of
 
 
@@ -99,12 +87,12 @@ def _refuse(router: FocusLayer, kwargs: dict[str, Any]) -> None:
         raise ValueError(f"Focus in continuous batching {why}.")
 
 
-def _packed(pages: Any, kwargs: dict[str, Any]) -> Packed:
+def _packed(pages: Any, kwargs: dict[str, Any]) -> PackedPages:
     """Made once in a forward pass: all layers are handed the same tensors."""
     edges = kwargs["cu_seq_lens_q"]
     made = getattr(pages, "packed", None)
     if made is None or made[0]() is not edges:
-        made = pages.packed = (weakref.ref(edges), Packed(pages, kwargs))
+        made = pages.packed = (weakref.ref(edges), PackedPages(pages, kwargs))
     return made[1]
 
 
@@ -119,10 +107,7 @@ def _columns(router: FocusLayer, adapter_name: str, hidden_states: Tensor) -> tu
         top_ks = top_ks_by_head(config, router.layer_idx)
         return by_head.memberships().flatten(-2), by_head.reads(top_ks).flatten(-2)
     scores, balance = router(hidden_states, adapter_name)
-    top_ks = [config.top_k] if config.plain else shared_top_ks(config, router.layer_idx)
-    columns = [routing.hard_memberships(scores, balance, top_k) for top_k in top_ks]
-    nothing = columns[0][..., :0] if columns else scores[..., :0].bool()
-    return torch.cat([nothing, *columns], dim=-1), None
+    return shared_columns(config, router.layer_idx, scores, balance), None
 
 
 def attend_pages(how: Routing, query: Tensor, key: Tensor, value: Tensor, scores: Scores) -> Tensor:
@@ -145,66 +130,5 @@ def attend_pages(how: Routing, query: Tensor, key: Tensor, value: Tensor, scores
     new_keys, new_values = (x[0, :, :count].transpose(0, 1).to(pages.cache_tensor.dtype) for x in (key, value))
     pages.update(new_keys, new_values, call.layer, packed.written[:0], packed.written)
     known = pages.recall(call.layer, packed.read_places)
-    keys, values = pages._kv_token_views[call.layer]
-    output = query.new_zeros(query.shape[2], query.shape[1], value.shape[-1])
-    for asking, asked in packed.requests():
-        starts = asked.stop - asked.start == asking.stop - asking.start
-        k, v = (
-            (x[0, :, asking] if starts else stored[packed.rows[asked]].to(x.dtype).transpose(0, 1))[None]
-            for x, stored in ((key, keys), (value, values))
-        )
-        reads = None if call.reads is None else call.reads[None, asking]
-        own = replace(how, memberships=known[None, asked], reads=reads, paged=None)
-        part = hard_attention(own, query[:, :, asking], k, v, None, scores, is_sliding=False)
-        output[asking] = part[0].transpose(0, 1)
-    if packed.singles is not None:
-        which, of_keys, positions = packed.singles
-        # A request reads with groups of its own, or with those that its last token belongs to.
-        reads = known[of_keys[:, -1]] if call.reads is None else call.reads[which]
-        every = reads[:, None].expand(-1, of_keys.shape[1], -1)
-        who = WhoAttends(how.pattern, positions, known[of_keys], reads=every)
-        rows = packed.rows[of_keys]
-        output[which] = _attend_singles(query[0, :, which].transpose(0, 1), keys, values, rows, who, how, scores)
-    return output.transpose(0, 1)[None]
-
-
-def _attend_singles(
-    query: Tensor, keys: Tensor, values: Tensor, rows: Tensor, who: WhoAttends, how: Routing, scores: Scores
-) -> Tensor:
-    """One query of each request, ``(R, H, D)``, over the rows ``(R, S)`` of the pages: ``(R, H, D_v)``."""
-    kv_heads = keys.shape[1]
-    repeat = query.shape[1] // kv_heads
-    output = query.new_empty(query.shape[0], query.shape[1], values.shape[-1])
-    classes: Sequence[HeadClass] = how.classes or (_everybody(kv_heads, how.pattern, who.memberships.shape[-1]),)
-    for some in classes:
-        for heads, own in _who_by_heads(who, some):
-            pairs = attended_pairs(own, slice(-1, None))[:, 0, 0]
-            index, real = gather_index(pairs)
-            found = rows.gather(1, index)
-            k, v = (
-                (x[found, heads[0]][:, None] if len(heads) == 1 else x[found][:, :, heads].transpose(1, 2))
-                for x in (keys, values)
-            )
-            mine = torch.tensor([head * repeat + i for head in heads for i in range(repeat)], device=query.device)
-            logits = scores.sink_logits
-            own_scores = scores if logits is None else replace(scores, sink_logits=logits[mine])
-            q = query.index_select(1, mine).to(k.dtype)
-            output[:, mine] = gathered_attention(q, k, v, real, own_scores).to(output.dtype)
-    return output
-
-
-def _everybody(kv_heads: int, pattern: Pattern, columns: int) -> HeadClass:
-    """All heads of a layer, which attend alike."""
-    return HeadClass(tuple(range(kv_heads)), pattern, (slice(0, columns),))
-
-
-def _who_by_heads(who: WhoAttends, some: HeadClass) -> Iterator[tuple[list[int], WhoAttends]]:
-    """The heads of a class that attend to the same keys, and who attends in them."""
-    own = replace(who, pattern=some.pattern)
-    if not some.columns:
-        yield list(some.kv_heads), own.without_groups()
-        return
-    heads = [list(some.kv_heads)] if len(some.columns) == 1 else [[head] for head in some.kv_heads]
-    for together, columns in zip(heads, some.columns, strict=True):
-        assert own.reads is not None
-        yield together, replace(own, memberships=own.memberships[..., columns], reads=own.reads[..., columns])
+    own = replace(how, memberships=known, reads=call.reads, paged=None)
+    return attend_packed(own, packed, (query, key, value), pages._kv_token_views[call.layer], scores)

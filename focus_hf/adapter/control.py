@@ -62,10 +62,15 @@ def set_routing(
     chosen_kernel = None if kernel is None or kernel == "auto" else kernel_named(kernel)
     if gate_strength is not _KEEP and gate_strength is not None and not gate_strength >= 0:
         raise ValueError(f"gate_strength must not be negative, got {gate_strength!r}.")
+    configs = _active_configs(layers)
     if pairs is not None:
-        _set_budget(layers, pairs)
+        for config in configs:
+            find_budget(config, pairs)  # all of them have it, or nothing changes
+        for config in configs:
+            set_budget(config, pairs)
     if top_k is not None:
-        _set_top_k(layers, top_k)
+        for config in configs:
+            set_top_k(config, top_k)
     for layer in layers:
         if mode is not _KEEP:
             layer.mode, layer.window = mode, window
@@ -83,25 +88,29 @@ def _active_configs(layers: list[FocusLayer]) -> list[FocusConfig]:
     return list({id(config): config for config in configs}.values())
 
 
-def _set_top_k(layers: list[FocusLayer], top_k: int) -> None:
-    configs = _active_configs(layers)
-    for config in configs:
-        if not isinstance(top_k, int) or isinstance(top_k, bool) or not 1 <= top_k <= config.num_groups:
-            raise ValueError(f"top_k must be an integer from 1 to num_groups ({config.num_groups}), got {top_k!r}.")
-    for config in configs:
-        config.top_k = top_k
-        if config.head_patterns:
-            config.head_patterns = {
-                name: {**how, "top_k": top_k} if how["attend"] == "groups" else how
-                for name, how in config.head_patterns.items()
-            }
+def set_top_k(config: FocusConfig, top_k: int) -> None:
+    """Let tokens belong to (or read) another number of groups, in all heads that attend by groups.
+
+    Raises:
+        ValueError: out of range.
+    """
+    if not isinstance(top_k, int) or isinstance(top_k, bool) or not 1 <= top_k <= config.num_groups:
+        raise ValueError(f"top_k must be an integer from 1 to num_groups ({config.num_groups}), got {top_k!r}.")
+    config.top_k = top_k
+    if config.head_patterns:
+        config.head_patterns = {
+            name: {**how, "top_k": top_k} if how["attend"] == "groups" else how
+            for name, how in config.head_patterns.items()
+        }
 
 
-def _set_budget(layers: list[FocusLayer], pairs: float | str) -> None:
-    configs = _active_configs(layers)
-    chosen = [copy.deepcopy((config.budgets or {})[find_budget(config, pairs)]) for config in configs]
-    for config, patterns in zip(configs, chosen, strict=True):
-        config.head_patterns = patterns
+def set_budget(config: FocusConfig, pairs: float | str) -> None:
+    """Let heads attend as one of the adapter's budgets says.
+
+    Raises:
+        ValueError: there is no such budget.
+    """
+    config.head_patterns = copy.deepcopy((config.budgets or {})[find_budget(config, pairs)])
 
 
 def find_budget(config: FocusConfig, pairs: float | str) -> str:

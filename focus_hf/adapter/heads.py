@@ -123,6 +123,23 @@ def shared_top_ks(config: FocusConfig, layer: int) -> list[int]:
     return sorted({pattern.top_k for pattern in how if pattern.attend == "groups"})
 
 
+def shared_columns(config: FocusConfig, layer: int, scores: Tensor, balance: Tensor) -> Tensor:
+    """Memberships of tokens for all classes of heads (`head_classes`) of an adapter with shared routing.
+
+    Args:
+        config: of the adapter.
+        layer: index of the layer.
+        scores: ``(..., K)``.
+        balance: ``(K,)``.
+
+    Returns:
+        bool ``(..., columns)``.
+    """
+    top_ks = [config.top_k] if config.plain else shared_top_ks(config, layer)
+    columns = [routing.hard_memberships(scores, balance, top_k) for top_k in top_ks]
+    return torch.cat([scores[..., :0].bool(), *columns], dim=-1)
+
+
 def top_ks_by_head(config: FocusConfig, layer: int) -> list[int]:
     """How many groups each head with centroids reads."""
     return [config.head_pattern(layer, head).top_k for head in config.heads_with_groups(layer)]

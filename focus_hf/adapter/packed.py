@@ -1,4 +1,4 @@
-"""The packed calls of continuous batching: which tokens are whose, and where their keys stand."""
+"""Packed calls: the new tokens of many requests in one row; which of them are whose, and where their keys stand."""
 
 from __future__ import annotations
 
@@ -13,23 +13,20 @@ from torch import Tensor
 from ..attention import PADDING
 
 
+@dataclass(eq=False)
 class Packed:
     """Which tokens of a packed call are whose, and where their keys stand.
 
     Args:
-        pages: the allocator of the layers, from `pages_of`.
-        kwargs: of an attention module.
+        rows: integers ``(keys,)``, where the keys stand in the cache: request after request, each from its first token
+            to the last new one.
+        query_edges: where the new tokens of each request begin in the call, and where the last one's end.
+        key_edges: likewise in ``rows``.
     """
 
-    def __init__(self, pages: Any, kwargs: dict[str, Any]) -> None:
-        self.written: Tensor = kwargs["write_index"][pages.index]
-        read: Tensor = kwargs["read_index"][pages.index]
-        #: No token of the call looks back at an earlier call's.
-        self.is_start = read.numel() == 0
-        self.rows = self.written if self.is_start else read
-        self.write_places, self.read_places = pages.places(self.written), pages.places(self.rows)
-        self.query_edges: list[int] = kwargs["cu_seq_lens_q"].tolist()
-        self.key_edges: list[int] = kwargs["cu_seq_lens_k"][pages.layer_type].tolist()
+    rows: Tensor
+    query_edges: list[int]
+    key_edges: list[int]
 
     @property
     def longest(self) -> int:
@@ -63,6 +60,22 @@ def _spans(edges: list[int]) -> Iterator[tuple[int, int]]:
     return zip(edges[:-1], edges[1:], strict=True)
 
 
+class PackedPages(Packed):
+    """A packed call of transformers' continuous batching.
+
+    Args:
+        pages: the allocator of the layers, from `pages_of`.
+        kwargs: of an attention module.
+    """
+
+    def __init__(self, pages: Any, kwargs: dict[str, Any]) -> None:
+        self.written: Tensor = kwargs["write_index"][pages.index]
+        read: Tensor = kwargs["read_index"][pages.index]
+        rows = self.written if read.numel() == 0 else read  # no token of the call looks back at an earlier call's
+        super().__init__(rows, kwargs["cu_seq_lens_q"].tolist(), kwargs["cu_seq_lens_k"][pages.layer_type].tolist())
+        self.write_places, self.read_places = pages.places(self.written), pages.places(rows)
+
+
 @dataclass(frozen=True)
 class PagedCall:
     """What a routed call of continuous batching needs beside its routing.
@@ -76,5 +89,5 @@ class PagedCall:
 
     pages: Any
     layer: int
-    packed: Packed
+    packed: PackedPages
     reads: Tensor | None

@@ -15,7 +15,7 @@ from .balance import balanced_assignments
 from .cache import append_memberships, cache_layer, follows, tokens_seen
 from .call import Routing, SoftGate
 from .decide import Decision, decide, dense_by_groups, window_of
-from .heads import HeadScores, head_classes, shared_top_ks, top_ks_by_head
+from .heads import HeadScores, head_classes, shared_columns, top_ks_by_head
 from .layer import FocusLayer, StandIn
 from .masks import valid_tokens
 
@@ -177,11 +177,9 @@ def _columns(router: FocusLayer, adapter_name: str, hidden_states: Tensor, layer
     nothing = torch.zeros(*hidden_states.shape[:2], 0, dtype=torch.bool, device=hidden_states.device)
     if config.routing == "shared":
         scores, balance = _shared_scores(router, adapter_name, hidden_states, layer)
-        top_ks = shared_top_ks(config, router.layer_idx)
-        each = [routing.hard_memberships(scores, balance, top_k) for top_k in top_ks]
         if router.observer is not None:
             router.observer(router, scores, routing.hard_memberships(scores, balance, config.top_k))
-        return torch.cat([nothing, *each], dim=-1), None
+        return shared_columns(config, router.layer_idx, scores, balance), None
     by_head = router.head_scores(hidden_states, adapter_name)
     top_ks = top_ks_by_head(config, router.layer_idx)
     if by_head is None or not top_ks:

@@ -130,7 +130,7 @@ def check_tensors(shapes: Mapping[str, Sequence[int]], config: FocusSettings, so
                 f"{source} holds {one_line(name)!r}, which is not part of a Focus adapter; do not use it."
             )
     for layer, found in sorted(layers.items()):
-        expected = config.tensor_shapes(_layer_index(layer))
+        expected = config.tensor_shapes(layer_index(layer))
         layer = one_line(layer)
         for kind, shape in expected.items():
             if kind not in found:
@@ -148,7 +148,7 @@ def check_tensors(shapes: Mapping[str, Sequence[int]], config: FocusSettings, so
         )
 
 
-def _layer_index(name: str) -> int:
+def layer_index(name: str) -> int:
     """The index of a layer from the name of its router: the last number in it; -1 without one."""
     numbers = re.findall(r"\.(\d{1,9})(?=\.)", name)
     return int(numbers[-1]) if numbers else -1

@@ -1,0 +1,1 @@
+"""Focus adapters in vLLM; entered by ``focus_hf_vllm``, vLLM's plugin."""

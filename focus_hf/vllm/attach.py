@@ -1,0 +1,88 @@
+"""An adapter into a model that vLLM has loaded."""
+
+from __future__ import annotations
+
+from inspect import signature
+from typing import Any
+
+from torch import nn
+from vllm.model_executor.layers.attention import Attention
+from vllm.model_executor.models.utils import extract_layer_index
+from vllm.v1.attention.backend import AttentionType
+from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+
+from .adapter import ServedAdapter
+from .backend import FocusBackend, FocusImpl
+from .router import LayerRouter
+
+
+def attach(model: nn.Module, vllm_config: Any, adapter: ServedAdapter) -> None:
+    """Let all attention layers of a model attend by `FocusBackend`: routed ones by their groups, others to everything.
+
+    vLLM asks the layers for their backend when it lays out the KV cache, which comes after this.
+
+    Args:
+        model: as a loader of vLLM returns it.
+        vllm_config: of the engine.
+        adapter: to be served.
+
+    Raises:
+        ValueError: a layer attends in a way that Focus does not know.
+    """
+    register_backend(AttentionBackendEnum.CUSTOM, f"{FocusBackend.__module__}.{FocusBackend.__qualname__}")
+    tensors = adapter.tensors()
+    here = {id(layer): layer for layer in vllm_config.compilation_config.static_forward_context.values()}
+    for name, module in model.named_modules():
+        for layer in module.children():
+            if not isinstance(layer, Attention) or here.pop(id(layer), None) is None:
+                continue
+            if (why := _not_routed(module, layer)) is not None:
+                raise ValueError(f"Focus does not route {name}: it {why}.")
+            impl = FocusImpl(layer.num_heads, layer.head_size, layer.impl.scale, layer.num_kv_heads)
+            number = extract_layer_index(layer.layer_name)
+            if number in tensors:
+                device = next(module.parameters()).device
+                own = {kind: tensor.to(device) for kind, tensor in tensors[number].items()}
+                impl.router = LayerRouter(adapter.config, number, own)
+            layer.impl, layer.attn_backend, layer.backend = impl, FocusBackend, AttentionBackendEnum.CUSTOM
+            module.register_forward_pre_hook(_Route(impl, module), with_kwargs=True)
+    if here:
+        raise ValueError(f"Focus found no attention module around {next(iter(here.values())).layer_name}.")
+
+
+def _not_routed(module: nn.Module, layer: Any) -> str | None:
+    """Why a layer cannot be computed by `FocusImpl`, as the end of a sentence."""
+    if "hidden_states" not in signature(module.forward).parameters:
+        return "is not handed the hidden states"
+    if layer.attn_type != AttentionType.DECODER:
+        return f"is of type {layer.attn_type}"
+    if layer.sliding_window is not None:
+        return "has a sliding window"
+    if layer.head_size_v != layer.head_size:
+        return "has values of another size than keys"
+    if layer.kv_sharing_target_layer_name is not None:
+        return "uses the keys of another layer"
+    if layer.kv_cache_dtype != "auto":
+        return f"caches its keys as {layer.kv_cache_dtype}"
+    impl = layer.impl
+    extras = (
+        ("logits_soft_cap", "caps its scores"),
+        ("alibi_slopes", "adds a bias to its scores"),
+        ("sinks", "has learned sinks"),
+    )
+    for name, what in extras:
+        value = getattr(impl, name, None)
+        if value is not None and not (isinstance(value, int | float) and not value):
+            return what
+    return None
+
+
+class _Route:
+    """The hook of an attention module: its tokens' groups, before their keys and queries are made."""
+
+    def __init__(self, impl: FocusImpl, module: nn.Module) -> None:
+        self.impl = impl
+        self.signature = signature(module.forward)
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.impl.route(self.signature.bind(*args, **kwargs).arguments["hidden_states"])

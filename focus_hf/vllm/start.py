@@ -1,0 +1,107 @@
+"""What is checked before an engine starts: the adapter, and what vLLM is asked to do with it."""
+
+from __future__ import annotations
+
+import functools
+import json
+from typing import Any
+
+from ..escape import shown
+from .adapter import ServedAdapter, Serving
+
+#: Architectures whose attention modules get the hidden states that the adapter's groups are made of, compared with
+#: transformers in tests.
+ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+
+
+def read_adapter(wanted: Any) -> ServedAdapter:
+    """The adapter that ``additional_config`` asks for, once per process and choice.
+
+    Args:
+        wanted: what is under ``focus`` there.
+
+    Raises:
+        ValueError: one line that says what to change.
+    """
+    Serving.read(wanted)
+    return _open(json.dumps(wanted, sort_keys=True))
+
+
+@functools.cache
+def _open(wanted: str) -> ServedAdapter:
+    return ServedAdapter.open(Serving.read(json.loads(wanted)))
+
+
+def prepare_arguments(arguments: Any, wanted: Any) -> ServedAdapter:
+    """Check the adapter, and make an engine's arguments such that it can be served: without compilation.
+
+    Args:
+        arguments: vLLM's ``EngineArgs``; ``enforce_eager`` is set.
+        wanted: what is under ``focus`` in ``additional_config``.
+
+    Raises:
+        ValueError: one line that says what to change.
+    """
+    adapter = read_adapter(wanted)
+    arguments.enforce_eager = True
+    return adapter
+
+
+def check_engine(config: Any, adapter: ServedAdapter) -> None:
+    """Refuse what Focus does not do in vLLM, and a model that the adapter was not made for.
+
+    Args:
+        config: ``VllmConfig``.
+        adapter: to be served.
+
+    Raises:
+        ValueError: one line that says what to change.
+    """
+    why = _model_mismatch(config.model_config, adapter) or _not_served(config)
+    if why is not None:
+        raise ValueError(f"The Focus adapter {adapter.serving.adapter} cannot be served: {why}.")
+
+
+def _model_mismatch(model: Any, adapter: ServedAdapter) -> str | None:
+    """Why the adapter does not fit a model (``ModelConfig``)."""
+    own, text = adapter.config, model.hf_text_config
+    base = own.base_model_name_or_path or "another model"
+    if getattr(model.hf_config, "is_encoder_decoder", False):
+        return f"{model.model} is an encoder and a decoder; Focus routes decoders"
+    if model.use_mla:
+        return f"{model.model} has latent attention (MLA), which Focus does not route in vLLM"
+    known = [name for name in model.architectures if name in ARCHITECTURES]
+    if not known or model.runner_type != "generate":
+        return (
+            f"{model.model} is {', '.join(map(shown, model.architectures))}, run to {model.runner_type}; Focus is "
+            f"tested in vLLM with {', '.join(ARCHITECTURES)}, run to generate"
+        )
+    if own.hidden_size != text.hidden_size:
+        return f"it was made for {base} of width {own.hidden_size}, and {model.model} has width {text.hidden_size}"
+    if missing := [layer for layer in own.layers or [] if layer >= text.num_hidden_layers]:
+        return f"it routes layer {missing[0]}, and {model.model} has {text.num_hidden_layers} layers"
+    heads = model.get_total_num_kv_heads()
+    if own.key_value_heads is not None and own.key_value_heads != heads:
+        return f"it was made for {own.key_value_heads} key/value heads, and the layers of {model.model} have {heads}"
+    types = set(getattr(text, "layer_types", None) or ["full_attention"])
+    if types != {"full_attention"} or model.get_sliding_window() is not None:
+        return f"{model.model} has layers with a sliding window, which Focus does not serve in vLLM"
+    return None
+
+
+def _not_served(config: Any) -> str | None:
+    """What of an engine's configuration (``VllmConfig``) does not work."""
+    parallel, cache = config.parallel_config, config.cache_config
+    if config.compilation_config.mode:
+        return "it needs --enforce-eager (enforce_eager=True): which tokens meet cannot be compiled or recorded"
+    if config.speculative_config is not None:
+        return "speculative decoding does not work with it; leave --speculative-config out"
+    if cache.cache_dtype != "auto":
+        return f"--kv-cache-dtype {cache.cache_dtype} does not work with it; leave it at auto"
+    if config.kv_transfer_config is not None:
+        return "keys that are moved or kept elsewhere lose their groups; leave --kv-transfer-config and offloading out"
+    if parallel.tensor_parallel_size > 1:
+        return "its heads are not split over devices yet; use --tensor-parallel-size 1"
+    if parallel.decode_context_parallel_size > 1 or parallel.prefill_context_parallel_size > 1:
+        return "it needs whole sequences on a device; leave context parallelism out"
+    return None
