@@ -6,10 +6,11 @@ from typing import Any
 
 import torch
 from peft import get_peft_model
-from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig, LlamaForCausalLM
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 from ..adapter import FocusConfig, focus_layers, set_routing
-from ..evaluate.modes import adapters_off
+from ..adapter.placement import load_base
+from ..evaluate.modes import adapters_off, device_of
 from ..evaluate.run import check_positions
 from ..hub import load_adapted
 from ..train import calibrate
@@ -22,7 +23,11 @@ LAYERS = 4
 
 @torch.no_grad()
 def bench_model(
-    setting: Setting, base: str | None = None, adapter: str | None = None, new_tokens: int = 16
+    setting: Setting,
+    base: str | None = None,
+    adapter: str | None = None,
+    device_map: str | None = None,
+    new_tokens: int = 16,
 ) -> list[Measurement]:
     """Prefill of one prompt (logits of its last token), and decoding after it, a token at a time.
 
@@ -30,16 +35,17 @@ def bench_model(
         setting: the heads give the size of the small Llama, unless ``base`` is given.
         base: a causal language model, a folder or a Hub id.
         adapter: a Focus adapter, a folder or a Hub id; without one the centroids are random.
+        device_map: how accelerate spreads a model that is given, in the place of the setting's device.
         new_tokens: tokens decoded.
 
     Returns:
         One measurement for prefill (``"prefill"``) and one per decoded token (``"generate"``).
     """
-    model = load_or_make(setting, base, adapter)
+    model = load_or_make(setting, base, adapter, device_map)
     layers = focus_layers(model)
     generator = torch.Generator().manual_seed(setting.seed)
     ids = torch.randint(0, model.config.vocab_size, (1, setting.length + new_tokens), generator=generator)
-    ids = ids.to(setting.device)
+    ids = ids.to(device_of(model))
     prompt = ids[:, : setting.length]
 
     def prefill(cache: DynamicCache | None = None) -> Any:
@@ -73,20 +79,18 @@ def bench_model(
     return measured
 
 
-def load_or_make(setting: Setting, base: str | None, adapter: str | None) -> Any:
+def load_or_make(setting: Setting, base: str | None, adapter: str | None, device_map: str | None = None) -> Any:
     """The model with this adapter, or one with random centroids; see `bench_model`."""
-    return make_model(setting, base) if adapter is None else _load(setting, base, adapter)
-
-
-def _load(setting: Setting, base: str | None, adapter: str) -> Any:
-    model, _, _ = load_adapted(adapter, base=base, device=setting.device)
+    if adapter is None:
+        return make_model(setting, base, device_map)
+    model, _, _ = load_adapted(adapter, base=base, device=setting.device, device_map=device_map, dtype=setting.dtype)
     check_positions(model, [setting.length + 16])
     if setting.top_k != focus_layers(model)[0].routing_config.top_k:  # else heads keep theirs
         set_routing(model, top_k=setting.top_k)
-    return model.to(setting.torch_dtype)
+    return model
 
 
-def make_model(setting: Setting, base: str | None = None) -> Any:
+def make_model(setting: Setting, base: str | None = None, device_map: str | None = None) -> Any:
     """A model with random centroids, calibrated so that its groups are balanced on random tokens."""
     torch.manual_seed(setting.seed)
     if base is None:
@@ -102,8 +106,9 @@ def make_model(setting: Setting, base: str | None = None) -> Any:
                 max_position_embeddings=max(setting.length + 1024, 2048),
             )
         )
+        model.to(setting.device, setting.torch_dtype)
     else:
-        model = AutoModelForCausalLM.from_pretrained(base)
+        model = load_base(base, device=setting.device, device_map=device_map, dtype=setting.dtype)
     config = FocusConfig(
         num_groups=setting.num_groups,
         top_k=setting.top_k,
@@ -111,6 +116,6 @@ def make_model(setting: Setting, base: str | None = None) -> Any:
         sink_tokens=setting.sink_tokens,
         task_type="CAUSAL_LM",
     )
-    routed = get_peft_model(model.to(setting.device, setting.torch_dtype), config).eval()
+    routed = get_peft_model(model, config).eval()
     calibrate(routed, [torch.randint(0, model.config.vocab_size, (4, 1024))])
     return routed

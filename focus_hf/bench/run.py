@@ -39,6 +39,7 @@ def run_bench(
     *,
     base: str | None = None,
     adapter: str | None = None,
+    device_map: str | None = None,
     write: bool = False,
     threads: int | None = None,
     seconds: float = 5.0,
@@ -53,6 +54,7 @@ def run_bench(
         settings: see `grid`.
         base: model for ``"model"`` and ``"serving"``.
         adapter: for ``"model"`` and ``"serving"``, a folder or a Hub id; see `adapter_settings`.
+        device_map: how accelerate spreads a model that is given; see `check_placement`.
         write: put the figures into the adapter's folder; its card shows them from then on.
         threads: of PyTorch on CPU.
         seconds: for each setting, at least.
@@ -73,10 +75,10 @@ def run_bench(
     measure: dict[str, Callable[[Setting], Sequence[Result]]] = {
         "attention": lambda setting: [bench_attention(setting, seconds)],
         "decode": lambda setting: [bench_decode(setting, seconds)],
-        "model": lambda setting: bench_model(setting, base, adapter),
+        "model": lambda setting: bench_model(setting, base, adapter, device_map),
         "memory": lambda setting: [bench_memory(setting, "attention"), bench_memory(setting, "model")],
         "training": lambda setting: bench_training(setting, seconds),
-        "serving": lambda setting: bench_serving(setting, base, adapter),
+        "serving": lambda setting: bench_serving(setting, base, adapter, device_map),
         "launches": lambda setting: list(bench_launches(setting)),
     }
     results: list[Result] = []

@@ -19,7 +19,7 @@ from ..adapter import focus_layers, observe_pairs
 from ..attention import find_kernel
 from ..attention.kernels import Call
 from ..attention.rows import Rows
-from ..evaluate.modes import adapters_off
+from ..evaluate.modes import adapters_off, device_of
 from .model import load_or_make
 from .settings import Measurement, Setting
 
@@ -40,7 +40,9 @@ class Served:
     processor: float
 
 
-def bench_serving(setting: Setting, base: str | None = None, adapter: str | None = None) -> list[Measurement]:
+def bench_serving(
+    setting: Setting, base: str | None = None, adapter: str | None = None, device_map: str | None = None
+) -> list[Measurement]:
     """`REQUESTS` prompts of random tokens that arrive together, each answered with `NEW_TOKENS` tokens.
 
     Two dense opponents: transformers' own, which computes all requests of a call under one mask, and dense attention
@@ -48,12 +50,12 @@ def bench_serving(setting: Setting, base: str | None = None, adapter: str | None
 
     Args:
         setting: its length is that of a prompt; see `bench_model`.
-        base, adapter: see `bench_model`.
+        base, adapter, device_map: see `bench_model`.
 
     Returns:
         Milliseconds of the whole run for each request (``"serving"``), and until the first token (``"first token"``).
     """
-    model = load_or_make(setting, base, adapter)
+    model = load_or_make(setting, base, adapter, device_map)
     layers = focus_layers(model)
     generator = torch.Generator().manual_seed(setting.seed)
     prompts = torch.randint(0, model.config.vocab_size, (REQUESTS, setting.length), generator=generator)
@@ -68,7 +70,7 @@ def bench_serving(setting: Setting, base: str | None = None, adapter: str | None
             _serve(model, prompts[:2, : PAGE * 2])  # libraries take time at first use
             served[name] = _serve(model, prompts)
     focus = served.pop("focus")
-    limit = _limit(model, prompts[:1].to(setting.device))
+    limit = _limit(model, prompts[:1].to(device_of(model)))
     measured = []
     for kind, of in (("serving", "each"), ("first token", "first_token")):
         dense = {name: getattr(some, of) for name, some in served.items()}

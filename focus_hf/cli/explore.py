@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from .app import app, numbers, progress_bars, show
-from .flags import Adapter, Device, Revision
+from .flags import Adapter, Device, DeviceMap, Dtype, Revision
 
 
 @app.command(epilog="Example: focus-hf explore --adapter my-adapter --text notes.txt --top-k 1,2 --out explorer.html")
@@ -22,6 +22,8 @@ def explore(
     ] = None,
     revision: Revision = None,
     device: Device = "cpu",
+    device_map: DeviceMap = None,
+    dtype: Dtype = "auto",
     max_tokens: Annotated[int, typer.Option(help="Tokens shown.", min=1)] = 5000,
     seq_len: Annotated[
         int | None, typer.Option(help="Tokens read at a time; as many as the model has positions by default.", min=2)
@@ -43,6 +45,8 @@ def explore(
             base=model,
             revision=revision,
             device=device,
+            device_map=device_map,
+            dtype=dtype,
             max_tokens=max_tokens,
             window=seq_len,
             out=out,

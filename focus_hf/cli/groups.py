@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from .app import app, progress_bars
-from .flags import Adapter, BaseModel, Device, JsonFile, Revision
+from .flags import Adapter, BaseModel, Device, DeviceMap, Dtype, JsonFile, Revision
 
 
 @app.command(epilog="Example: focus-hf groups --adapter my-adapter --treebank en_ewt-ud-dev.conllu --plots plots")
@@ -24,6 +24,8 @@ def groups(
     model: BaseModel = None,
     revision: Revision = None,
     device: Device = "cpu",
+    device_map: DeviceMap = None,
+    dtype: Dtype = "auto",
     seq_len: Annotated[int, typer.Option(help="Tokens read at a time.", min=2)] = 1024,
     seed: Annotated[int, typer.Option(help="Of examples, bootstrap and random groups.")] = 0,
     json_out: JsonFile = None,
@@ -32,12 +34,12 @@ def groups(
     write: Annotated[bool, typer.Option("--write", help="Put the report into the adapter's folder.")] = False,
 ) -> None:
     """Say what each group of tokens means, with evidence, over any text or against a gold treebank."""
+    from ..adapter.placement import check_placement
     from ..hub import load_adapted
     from ..interpret.command import run_groups, run_match
-    from ..machine import check_device
 
-    check_device(device)
-    load = partial(load_adapted, base=model, device=device)
+    check_placement(device, device_map, dtype)
+    load = partial(load_adapted, base=model, device=device, device_map=device_map, dtype=dtype)
     if against is not None:
         if treebank or markdown or plots or write:
             raise ValueError("--against compares two adapters on a --text; it takes --json and no other output.")

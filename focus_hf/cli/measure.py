@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from .app import app, numbers
-from .flags import Device, JsonFile
+from .flags import Device, DeviceMap, JsonFile
 
 
 @app.command(epilog="Example: focus-hf demo --base ./my-model --text notes.txt --out demo-output")
@@ -36,6 +36,7 @@ def bench(
     ] = None,
     adapter: Annotated[str | None, typer.Option(help="Adapter for `model`, `serving`: a folder or a Hub id.")] = None,
     device: Device = "cpu",
+    device_map: DeviceMap = None,
     lengths: Annotated[str, typer.Option(help="Tokens, several with commas.")] = "1024,2048,4096,8192",
     num_groups: Annotated[str, typer.Option(help="Groups per layer (K), several with commas.")] = "8",
     top_k: Annotated[str | None, typer.Option(help="Groups per token (k), several with commas.")] = None,
@@ -54,6 +55,7 @@ def bench(
     write: Annotated[bool, typer.Option("--write", help="Put the figures into the adapter's folder.")] = False,
 ) -> None:
     """Measure speed and memory against the best dense attention, in one interleaved run."""
+    from ..adapter.placement import check_placement
     from ..bench import grid
     from ..bench.run import KINDS, adapter_settings, run_bench
 
@@ -61,6 +63,10 @@ def bench(
     kinds = [kind for kind in what.split(",") if kind]
     if adapter is not None and not {"model", "serving"}.issuperset(kinds):
         raise ValueError("--adapter is measured in a whole model: --what model, or serving")
+    if device_map is not None:
+        if base is None and adapter is None:
+            raise ValueError("--device-map spreads a model: give --base or --adapter.")
+        check_placement(device, device_map)
     if write and adapter is None:
         raise ValueError("--write puts the figures into an adapter's folder: give --adapter.")
     if unknown := [kind for kind in kinds if kind not in KINDS]:
@@ -83,6 +89,7 @@ def bench(
         settings,
         base=base,
         adapter=adapter,
+        device_map=device_map,
         write=write,
         threads=threads,
         seconds=seconds,

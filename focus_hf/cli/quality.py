@@ -13,7 +13,7 @@ from rich.console import Console
 
 from ..train.recipe import TrainRecipe
 from .app import app, is_main_process, numbers, progress_bars, show
-from .flags import Adapter, BaseModel, Device, JsonFile, Revision
+from .flags import Adapter, BaseModel, Device, DeviceMap, Dtype, JsonFile, Revision
 from .options import CONFIG, JSON, flags_of, named_values
 
 
@@ -118,6 +118,8 @@ def evaluate_command(
     model: BaseModel = None,
     revision: Revision = None,
     device: Device = "cpu",
+    device_map: DeviceMap = None,
+    dtype: Dtype = "auto",
     batch_size: Annotated[int, typer.Option(help="Windows at a time.", min=1)] = 4,
     seed: Annotated[int, typer.Option(help="Of the probe's and RULER's prompts.")] = 0,
     json_out: JsonFile = None,
@@ -125,10 +127,10 @@ def evaluate_command(
     write: Annotated[bool, typer.Option("--write", help="Put the figures into the adapter's own files.")] = False,
 ) -> None:
     """Measure an adapter: perplexity in every mode, retention, retrieval, RULER, benchmarks; dense beside Focus."""
+    from ..adapter.placement import check_placement
     from ..evaluate import EvaluationPlan, RulerPlan
     from ..evaluate.command import Sources, run_evaluation
     from ..hub import load_adapted
-    from ..machine import check_device
 
     plan = EvaluationPlan(
         numbers("--seq-len", seq_len),
@@ -146,14 +148,16 @@ def evaluate_command(
     if ruler:
         chosen = {"tasks": ruler_tasks.split(",")} if ruler_tasks else {}
         asked = RulerPlan(numbers("--ruler", ruler), **chosen, samples=ruler_samples, seed=seed)
-    check_device(device)
+    check_placement(device, device_map, dtype)
     sources = Sources(tuple(map(str, text or ())), tuple(map(str, retention or ())), dataset, subset, split, column)
     with progress_bars() as progress:
         run_evaluation(
             adapter,
             sources,
             plan,
-            load=partial(load_adapted, base=model, device=device, revision=revision),
+            load=partial(
+                load_adapted, base=model, device=device, device_map=device_map, dtype=dtype, revision=revision
+            ),
             ruler=asked,
             tasks=[name for name in (tasks or "").split(",") if name],
             task_path=task_path,

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .app import app, progress_bars
-from .flags import AsJson, BaseModel, Device, Revision
+from .flags import AsJson, BaseModel, Device, DeviceMap, Dtype, Revision
 
 _STYLES = {"holds": "green", "differs": "bold red", "not checked": "yellow"}
 
@@ -29,16 +29,19 @@ def verify(
     model: BaseModel = None,
     revision: Revision = None,
     device: Device = "cpu",
+    device_map: DeviceMap = None,
+    dtype: Dtype = "auto",
     files_only: Annotated[bool, typer.Option("--files-only", help="Check what needs no model.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Measure a card's claims again on this machine; exit code 1 if one does not hold."""
+    from ..adapter.placement import check_placement
     from ..hub import adapter_folder
-    from ..machine import check_device, require
+    from ..machine import require
     from ..verify import verify as verify_adapter
     from ..verify.claims import all_hold
 
-    check_device(device)
+    check_placement(device, device_map, dtype)
     if treebank:
         require("conllu", "sklearn")
     folder = adapter_folder(adapter, revision=revision)
@@ -50,6 +53,8 @@ def verify(
             treebanks=[str(path) for path in treebank or ()],
             base=model,
             device=device,
+            device_map=device_map,
+            dtype=dtype,
             files_only=files_only,
             tick=lambda done: progress.update(bar, advance=1, description=done, visible=True),
         )

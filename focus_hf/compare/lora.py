@@ -82,7 +82,7 @@ def compare_with_lora(
         on_saved=partial(write_card, base_model=recipe.base_model),
     )
     seconds = result.results.training["seconds"]  # without reading, balancing and measuring
-    model, _, _ = load_adapted(str(result.folder), base=recipe.model)
+    model, _, _ = load_adapted(str(result.folder), base=recipe.model, device_map=recipe.device_map, dtype=recipe.dtype)
 
     centroids = sum(p.numel() for name, p in model.named_parameters() if "focus_" in name and "balance" not in name)
     rows = [_row("base model, dense", 0, model, Mode("dense"), domain, other, 1.0, 0.0)]

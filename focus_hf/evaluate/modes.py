@@ -124,5 +124,5 @@ def in_evaluation(model: nn.Module) -> Iterator[None]:
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Where the model's inputs go."""
-    return next(model.parameters()).device
+    """Where the model's inputs go: to the first weights that are on a device, and not kept elsewhere (``meta``)."""
+    return next(weight.device for weight in model.parameters() if weight.device.type != "meta")

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.progress import Progress
 
+from ..adapter.placement import check_placement
 from ..hub import load_adapted
 from ..interpret import GroupReport
-from ..machine import check_device, require
+from ..machine import require
 from ..records.adapter_files import GROUPS_FILE
 from ..texts import TextSource
 from .data import ExplorerData, perplexity
@@ -29,6 +31,8 @@ def run_explore(
     base: str | None = None,
     revision: str | None = None,
     device: str = "cpu",
+    device_map: str | None = None,
+    dtype: str = "auto",
     max_tokens: int = 5000,
     window: int | None = None,
     out: Path = Path("explorer.html"),
@@ -44,7 +48,7 @@ def run_explore(
         top_ks: groups per token; two make two sides of one adapter.
         base: base model, if not the one that an adapter names.
         revision: of the adapter on the Hub.
-        device: where to run.
+        device, device_map, dtype: where to run, see `load_adapted`.
         max_tokens, window: see `explore`.
         out: the page.
         space: folder that becomes a static Space.
@@ -59,16 +63,17 @@ def run_explore(
         raise ValueError("Which text should be shown? Give --text.")
     if len(top_ks) > 2 or (against is not None and len(top_ks) > 1):
         raise ValueError("The page has two sides: give two values to --top-k, or --against and one value.")
-    check_device(device)
+    check_placement(device, device_map, dtype)
     if against is not None:
         require("scipy")
     loaded = TextSource(tuple(texts)).load()
-    model, tokenizer, folder = load_adapted(adapter, base=base, device=device, revision=revision)
+    load = partial(load_adapted, base=base, device=device, device_map=device_map, dtype=dtype)
+    model, tokenizer, folder = load(adapter, revision=revision)
     chosen: list[int | None] = list(top_ks) or [None]
     subjects = [_subject(model, adapter, folder, top_k, show_top_k=len(chosen) > 1) for top_k in chosen]
     models = [adapter, _base(model, base)]
     if against is not None:
-        other, _, its_folder = load_adapted(against, base=base, device=device)
+        other, _, its_folder = load(against)
         if _base(other, base) != models[1]:
             raise ValueError(
                 f"{adapter} and {against} name different base models. If it is one and the same, name it with --model."

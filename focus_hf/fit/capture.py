@@ -22,6 +22,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ..adapter.interface import focus_attention_forward
 from ..adapter.masks import added_to_scores
+from ..evaluate.modes import device_of
 from .store import write
 
 _CAPTURE = "focus_capture"
@@ -74,7 +75,7 @@ def capture(
 
 
 def _backward_from_sampled_targets(model: Any, window: Tensor, generator: torch.Generator) -> None:
-    device = model.get_input_embeddings().weight.device
+    device = device_of(model)
     logits = model(input_ids=window[None].to(device), use_cache=False).logits
     with torch.no_grad():
         slope = torch.softmax(logits[0].float(), dim=-1)

@@ -71,6 +71,8 @@ class FitRecipe:
     gradient_checkpointing: bool = _option("Compute activations again instead of keeping them.", False)
     scratch_dir: str | None = _option("Where captured tensors wait; the system's temporary folder by default.", None)
     scratch_gb: float = _option("What they may take; what needs more is captured in several passes.", 16.0)
+    device_map: str | None = _option("How accelerate spreads the base model: auto, balanced, ... or a device.", None)
+    dtype: str = _option("Of the base model's weights: auto (its own), float32, bfloat16, float16.", "auto")
     resume: bool = _option("Use the layers that are fitted already, with other budgets too.", False)
     overwrite: bool = _option("Replace an adapter that is in output_dir.", False)
 

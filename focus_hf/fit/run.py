@@ -16,10 +16,11 @@ from typing import Any
 import torch
 from rich.progress import Progress
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed
+from transformers import AutoTokenizer, set_seed
 
 from ..adapter.config import FocusConfig
 from ..adapter.discovery import numbered
+from ..adapter.placement import check_placement, load_base
 from ..adapter.save import save_adapter
 from ..adapter.targets import find_targets
 from ..commits import commit_of
@@ -96,12 +97,13 @@ def fit(
     """
     out, started = Path(recipe.output_dir), time.monotonic()
     _refuse_to_overwrite(out, recipe)
+    check_placement(device_map=recipe.device_map, dtype=recipe.dtype)
     set_seed(recipe.seed)
     say("reading text")
     texts = [source.load(seed=recipe.seed) for source in recipe.sources()]
     commit, tokenizer_commit = commit_of(recipe.model), commit_of(recipe.tokenizer or recipe.model)
     tokenizer = AutoTokenizer.from_pretrained(recipe.tokenizer or recipe.model, revision=tokenizer_commit)
-    model = AutoModelForCausalLM.from_pretrained(recipe.model, revision=commit, dtype="auto")
+    model = load_base(recipe.model, device_map=recipe.device_map, dtype=recipe.dtype, revision=commit)
     check_length(max(recipe.seq_len, *recipe.at), model.config)
     windows = _choose_windows(texts, tokenizer, recipe)
     embeddings: Any = model.get_input_embeddings()
@@ -179,6 +181,8 @@ def _made_from(recipe: FitRecipe, texts: Sequence[Texts], commit: str | None) ->
     """What stands for everything that fitted layers depend on."""
     facts = {name: getattr(recipe, name) for name in _DECIDE}
     facts |= {"model": recipe.model, "commit": commit, "lengths": recipe.lengths}
+    if recipe.dtype != "auto":
+        facts["dtype"] = recipe.dtype
     facts["texts"] = [[text.name, text.revision] for text in texts]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 

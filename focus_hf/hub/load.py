@@ -8,24 +8,38 @@ from ..records.adapter_files import read_config
 from .pull import adapter_folder
 
 
-def load_adapted(adapter: str, *, base: str | None = None, device: str = "cpu", revision: str | None = None) -> Any:
+def load_adapted(
+    adapter: str,
+    *,
+    base: str | None = None,
+    device: str = "cpu",
+    device_map: str | None = None,
+    dtype: str = "auto",
+    revision: str | None = None,
+) -> Any:
     """Load a base model with a Focus adapter, and its tokenizer.
 
     Args:
         adapter: folder or Hub id.
         base: folder or Hub id of the base model; the adapter's own by default.
         device: where to.
+        device_map: in its place, how accelerate spreads the model: ``"auto"``, ... or a device; see `check_placement`.
+        dtype: of the base model's weights, the checkpoint's own by default.
         revision: of the adapter on the Hub.
 
     Returns:
         The model in eval mode, the tokenizer, the adapter's folder.
 
     Raises:
-        ValueError: the adapter is damaged, or its base model is not to be found.
+        ValueError: the adapter is damaged, its base model is not to be found, or there is no such device or dtype.
+        ModuleNotFoundError: ``device_map`` needs accelerate.
         HubError: the Hub refused or was not reached.
     """
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoTokenizer
 
+    from ..adapter.placement import check_placement, load_base
+
+    check_placement(device, device_map, dtype)
     folder = adapter_folder(adapter, revision=revision)
     config = read_config(folder)
     name = base or config.base_model_name_or_path
@@ -34,7 +48,7 @@ def load_adapted(adapter: str, *, base: str | None = None, device: str = "cpu", 
     pinned = config.revision if base is None else None
     tokenizer_pinned = config.tokenizer_revision if base is None else None
     try:
-        model = AutoModelForCausalLM.from_pretrained(name, revision=pinned, dtype="auto")
+        model = load_base(name, device=device, device_map=device_map, dtype=dtype, revision=pinned)
         tokenizer = AutoTokenizer.from_pretrained(name, revision=tokenizer_pinned or pinned)
     except OSError as error:
         if pinned is not None:
@@ -46,5 +60,4 @@ def load_adapted(adapter: str, *, base: str | None = None, device: str = "cpu", 
             f"The base model {name} of {adapter} cannot be loaded: {str(error).splitlines()[0]}"
         ) from None
     model.load_adapter(str(folder))
-    model.to(device)  # type: ignore[arg-type]
     return model.eval(), tokenizer, folder

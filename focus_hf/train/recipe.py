@@ -89,6 +89,8 @@ class TrainRecipe:
     report_to: str = _option("Where the Trainer reports to: tensorboard, wandb, ...", "none")
     resume: bool = _option("Continue from the last whole checkpoint.", False)
     overwrite: bool = _option("Replace an adapter that is in output_dir.", False)
+    device_map: str | None = _option("How accelerate spreads the base model: auto, balanced, ... or a device.", None)
+    dtype: str = _option("Of the base model's weights: auto (its own), float32, bfloat16, float16.", "auto")
     trainer: dict[str, Any] = field(
         default_factory=dict, metadata={"help": "Further arguments of transformers.TrainingArguments, as name=value."}
     )
@@ -120,6 +122,10 @@ class TrainRecipe:
             raise ValueError(f"weights must be one of {', '.join(WEIGHTS)}, got {self.weights!r}.")
         if self.from_scratch and self.weights != "trained":
             raise ValueError("from_scratch starts from random weights, so they must learn: weights must be 'trained'.")
+        if self.weights == "trained" and self.dtype not in ("auto", "float32"):
+            raise ValueError(f"dtype {self.dtype} is too coarse for weights that learn: use bf16 for mixed precision.")
+        if self.from_scratch and self.device_map is not None:
+            raise ValueError("device_map spreads weights that are loaded; from_scratch loads none.")
         if self.early_stopping and not self.eval_steps:
             raise ValueError("early_stopping counts evaluations: give eval_steps too.")
         self.focus_config()

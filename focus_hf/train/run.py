@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from peft import get_peft_model
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, TrainerCallback, set_seed
 
+from ..adapter.placement import check_placement, load_base
 from ..adapter.save import save_adapter
 from ..attention import HARD_GATE
 from ..commits import commit_of
@@ -81,6 +81,7 @@ def train(
     """
     out = Path(recipe.output_dir)
     _refuse_to_overwrite(out, recipe)
+    _check_placement(recipe)
     set_seed(recipe.seed)
     say("reading text")
     training, held_out = _texts(recipe)
@@ -174,12 +175,21 @@ def _characters_needed(recipe: TrainRecipe) -> int:
     return int(_CHARACTERS_PER_TOKEN * (tokens + recipe.seq_len) / (1 - recipe.eval_share))
 
 
+def _check_placement(recipe: TrainRecipe) -> None:
+    check_placement(device_map=recipe.device_map, dtype=recipe.dtype)
+    if recipe.device_map is not None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ValueError(
+            f"device_map={recipe.device_map!r} spreads the model of one process, and there are several: leave it out, "
+            "or start without accelerate launch."
+        )
+
+
 def _load(recipe: TrainRecipe, commit: str | None, tokenizer_commit: str | None) -> tuple[Any, Any]:
     tokenizer = AutoTokenizer.from_pretrained(recipe.tokenizer or recipe.model, revision=tokenizer_commit)
     if recipe.from_scratch:
         return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(recipe.model, revision=commit)), tokenizer
-    dtype = torch.float32 if recipe.weights == "trained" else "auto"  # bf16 weights are too coarse to be trained
-    return AutoModelForCausalLM.from_pretrained(recipe.model, revision=commit, dtype=dtype), tokenizer
+    dtype = "float32" if recipe.weights == "trained" else recipe.dtype  # bf16 weights are too coarse to be trained
+    return load_base(recipe.model, device_map=recipe.device_map, dtype=dtype, revision=commit), tokenizer
 
 
 def _windows(text: Texts, tokenizer: Any, recipe: TrainRecipe, stride: int | None) -> Tensor:

@@ -20,6 +20,8 @@ def verify(
     base: str | None = None,
     revision: str | None = None,
     device: str = "cpu",
+    device_map: str | None = None,
+    dtype: str = "auto",
     files_only: bool = False,
     tick: Callable[[str], None] = lambda done: None,
 ) -> list[Claim]:
@@ -34,7 +36,8 @@ def verify(
         treebanks: ``.conllu`` files of its group report.
         base: base model, if not the one that the adapter names.
         revision: of the adapter on the Hub.
-        device: where to run.
+        device, device_map, dtype: where to run, see `load_adapted`. In another dtype than they were measured in,
+            figures may differ by more than is tolerated.
         files_only: check what needs no model.
         tick: told what is done.
 
@@ -53,7 +56,7 @@ def verify(
     tick("files")
     if files_only:
         return claims
-    model, tokenizer, _ = load_adapted(str(folder), base=base, device=device)
+    model, tokenizer, _ = load_adapted(str(folder), base=base, device=device, device_map=device_map, dtype=dtype)
     tick("model loaded")
     claims += check_sample(model, sample)
     if results is not None:
