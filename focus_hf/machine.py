@@ -14,7 +14,7 @@ import torch
 from torch.nn.attention import current_flash_attention_impl
 
 from .attention import KERNELS, find_kernel
-from .attention.kernels import lookup_missing
+from .attention.kernels import triton_missing
 
 #: Packages whose versions matter.
 PACKAGES = (
@@ -56,7 +56,7 @@ def environment() -> dict[str, Any]:
         "packages": {name: version for name in PACKAGES if (version := _version(name))},
         "devices": devices,
         "kernels": {kernel.name: kernel.missing() or "available" for kernel in KERNELS}
-        | {"triton-lookup": lookup_missing() or "for routing per head on CUDA"},
+        | {"triton": triton_missing() or "for routing per head and caches by groups on CUDA"},
         "torch_flash": {name: _newer_flash(*which) for name, which in _NEWER_FLASH.items()},
     }
 

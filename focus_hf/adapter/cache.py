@@ -1,6 +1,6 @@
 """The KV cache carries group memberships: a token keeps the groups it had when it was cached.
 
-A long cache layer is moreover stored *by groups* (`attention.decode`), so that decoding reads only what a token
+A long cache layer is moreover stored *by groups* (`attention.store`), so that decoding reads only what a token
 attends to. Whatever needs its keys in their order (another adapter, a beam search that the layer does not know how to
 follow, the base model's own attention) finds them as ever: the layer then goes back to plain storage.
 """
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer, EncoderDecoderCache
 
-from ..attention import MAX_GROUPS, PADDING, Pattern, Scores, SequenceStore
+from ..attention import MAX_GROUPS, PADDING, GroupedStore, Pattern, Scores, attend_store, takes
 from ..attention.kernels import Kernel
 
 #: Cached tokens from which storage by groups pays, for each slab that a query reads (measured on CPU).
@@ -83,48 +83,41 @@ def append_memberships(layer: Any, new: Tensor, owner: object, groups_each: int 
 
 def follows(layer: Any, pattern: Pattern, owner: object, batch: int) -> bool:
     """Whether a layer is stored by the groups of this adapter, so that new tokens can go on from there."""
-    stores: list[SequenceStore] | None = layer.stores
-    return stores is not None and layer.group_owner == owner and len(stores) == batch and stores[0].pattern == pattern
+    store: GroupedStore | None = layer.store
+    if store is None or layer.group_owner != owner:
+        return False
+    return store.columns.shape[0] == batch and store.pattern == pattern
 
 
-def can_store_by_groups(layer: Any, num_groups: int, top_k: int) -> bool:
-    """Whether a layer that holds plain keys should be stored by groups from now on."""
+def can_store_by_groups(layer: Any, num_groups: int, top_k: int, kernel: Kernel) -> bool:
+    """Whether a layer that holds plain keys should be stored by groups from now on, to be read by this backend."""
     if layer.__class__.__mro__[1] is not DynamicLayer or layer.stays_plain or num_groups > MAX_GROUPS:
         return False
     if layer.keys.dtype != layer.values.dtype:  # autocast leaves rotated keys in float32
         return False
-    if layer.keys.device.type != "cpu":  # a GPU would wait for each sequence in turn longer than it takes to read all
-        return False
+    if layer.keys.device.type != "cpu" and (kernel.paged is None or layer.groups_each is None):
+        return False  # it would read everything, or the device would have to be asked which sets of groups there are
     slabs = math.comb(num_groups, top_k)
     read = slabs - math.comb(num_groups - top_k, top_k)  # sets that share a group with the query's
     return slabs <= MAX_SLABS and tokens_seen(layer) >= GROUPED_TOKENS_PER_SLAB * (1 + read)
 
 
-def store_by_groups(layer: Any, pattern: Pattern, positions: Tensor) -> None:
+def store_by_groups(layer: Any, pattern: Pattern, positions: Tensor, *, unpadded: bool = False) -> None:
     """Sort a plain layer's keys and values into groups, by the memberships it remembers.
 
     Args:
         layer: from `cache_layer`, all its tokens attended.
         pattern: window, sinks, dense start.
         positions: ``(B, tokens seen)``, ``PADDING`` for padding, which is not stored.
+        unpadded: there is none.
     """
-    stores = []
-    for row in range(positions.shape[0]):
-        columns = (positions[row] != PADDING).nonzero().squeeze(-1)
-        store = SequenceStore(pattern, layer.group_memberships.shape[-1])
-        store.append(
-            layer.keys[row, :, columns],
-            layer.values[row, :, columns],
-            columns,
-            positions[row, columns],
-            layer.group_memberships[row, columns],
-        )
-        store.settle(slack=0)
-        stores.append(store)
-    layer.start_stores(stores)
+    known, each = layer.group_memberships, layer.groups_each
+    store = GroupedStore(pattern, known.shape[-1], each, like=(layer.keys, layer.values))
+    store.append(layer.keys, layer.values, store.pack(known), positions, each)
+    layer.start_store(store, unpadded)
 
 
-def attend_stores(
+def attend_stored(
     layer: Any,
     query: Tensor,
     key: Tensor,
@@ -133,6 +126,9 @@ def attend_stores(
     memberships: Tensor,
     scores: Scores,
     kernel: Kernel,
+    *,
+    groups_each: int | None = None,
+    unpadded: bool = False,
 ) -> Tensor | None:
     """Attention of new tokens against a layer stored by groups, which takes them in.
 
@@ -144,32 +140,36 @@ def attend_stores(
         memberships: ``(B, Q, K)`` bool.
         scores: plain ones.
         kernel: the backend.
+        groups_each: each of the new tokens is in exactly this many groups, if that is known.
+        unpadded: nothing is padding.
 
     Returns:
-        ``(B, H, Q, D_v)``; ``None``, and nothing is changed, if the positions do not go on where the store ends
-        (a mask that changed on the way).
+        ``(B, H, Q, D_v)``; ``None``, and the layer is back in plain storage, if the positions do not go on where the
+        store ends (a mask that changed on the way), or if these are more tokens than the backend takes at once.
     """
-    seen = tokens_seen(layer)
-    new_positions = positions[:, seen:]
-    rows = [(new_positions[row] != PADDING).nonzero().squeeze(-1) for row in range(query.shape[0])]
-    for row, (store, real) in enumerate(zip(layer.stores, rows, strict=True)):
-        if real.numel() and int(new_positions[row, real[0]]) != store.next_position:
-            return None
-    output = query.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[-1])
+    store: GroupedStore = layer.store
+    if not takes(store, query.shape[2], kernel):
+        layer.restore(for_good=False)
+        return None
+    if not (unpadded and layer.store_unpadded) and not _goes_on(store, positions, tokens_seen(layer)):
+        layer.restore()
+        return None
     query, key, value = (x.to(layer.dtype) for x in (query, key, value))  # autocast may have begun since
-    for row, (store, real) in enumerate(zip(layer.stores, rows, strict=True)):
-        if real.numel() == 0:
-            continue
-        store.append(
-            key[row, :, real], value[row, :, real], real + seen, new_positions[row, real], memberships[row, real]
-        )
-        whole = store.attend(query[row, :, real].transpose(0, 1), scores.scale, kernel)
-        if scores.sink_logits is not None:
-            whole.add_logits(scores.sink_logits)
-        output[row, real] = whole.output.to(output.dtype)
-        store.settle()
+    output = attend_store(store, query, key, value, positions, memberships, scores, kernel, groups_each)
     layer.num_stored += query.shape[2]
-    return output.transpose(1, 2)
+    layer.store_unpadded = layer.store_unpadded and unpadded
+    return output
+
+
+def _goes_on(store: GroupedStore, positions: Tensor, seen: int) -> bool:
+    """Whether new positions count on from those in the store. A GPU is not asked; it stops where they do not."""
+    new = positions[:, seen:]
+    first = torch.where(new == PADDING, store.next_position[:, None], new).amin(dim=1)
+    same = (first == store.next_position).all()
+    if same.device.type == "cpu":
+        return bool(same)
+    torch._assert_async(same, "The attention mask of tokens that are cached must not change while decoding.")
+    return True
 
 
 @functools.cache
@@ -186,28 +186,30 @@ def _with_memberships(layer_class: type) -> type:
         group_owner: object = None
         #: Every token is in exactly this many groups, if that is known without looking.
         groups_each: int | None = None
-        #: One for each sequence while the layer is stored by groups; its own tensors are then empty.
-        stores: list[SequenceStore] | None = None
+        #: While the layer is stored by groups; its own tensors are then empty.
+        store: GroupedStore | None = None
         num_stored = 0
+        #: Nothing in the store is padding.
+        store_unpadded = False
         #: Something needed the keys in their order; sorting them anew each time would cost more than it saves.
         stays_plain = False
-        #: The next `update` is that of a routed call, which reads the stores itself.
+        #: The next `update` is that of a routed call, which reads the store itself.
         routed = False
 
         # -- storage by groups -----------------------------------------------------------------------------------
 
-        def start_stores(self, stores: list[SequenceStore]) -> None:
-            self.num_stored = self.get_seq_length()
-            self.stores, self.group_memberships, self.groups_each = stores, None, None
+        def start_store(self, store: GroupedStore, unpadded: bool) -> None:
+            self.num_stored, self.store_unpadded = self.get_seq_length(), unpadded
+            self.store, self.group_memberships = store, None
             self.__dict__["keys"] = self.__dict__["values"] = None
 
-        def restore(self) -> None:
+        def restore(self, for_good: bool = True) -> None:
             """Back to plain storage, with every token in its column."""
-            if self.stores is None:
+            if self.store is None:
                 return
-            restored = [store.restore(self.num_stored) for store in self.stores]
-            self.stores, self.stays_plain = None, True
-            keys, values, self.group_memberships = (torch.stack(x) for x in zip(*restored, strict=True))
+            keys, values, self.group_memberships = self.store.restore()
+            self.groups_each = self.store.groups_each
+            self.store, self.stays_plain = None, for_good
             self.__dict__["keys"], self.__dict__["values"] = keys, values
 
         @property
@@ -232,20 +234,19 @@ def _with_memberships(layer_class: type) -> type:
 
         def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
             routed, self.routed = self.routed, False
-            if self.stores is not None and routed:
+            if self.store is not None and routed:
                 return key_states, value_states
             return super().update(key_states, value_states, *args, **kwargs)
 
         def get_seq_length(self) -> int:
-            return super().get_seq_length() if self.stores is None else self.num_stored
+            return super().get_seq_length() if self.store is None else self.num_stored
 
         def crop(self, tokens_to_remove: int) -> None:
-            if self.stores is None or tokens_to_remove > 0:
+            if self.store is None or tokens_to_remove >= 0:
                 super().crop(tokens_to_remove)
                 return
             self.num_stored += tokens_to_remove
-            for store in self.stores:
-                store.crop(self.num_stored)
+            self.store.crop(-tokens_to_remove)
 
         # -- memberships -----------------------------------------------------------------------------------------
 
@@ -253,36 +254,33 @@ def _with_memberships(layer_class: type) -> type:
             if self.group_memberships is not None:
                 self.group_memberships = change(self.group_memberships)
 
-        def _select_stores(self, rows: list[int]) -> None:
-            assert self.stores is not None
-            repeated = [row in rows[:index] for index, row in enumerate(rows)]
-            self.stores = [
-                self.stores[row].clone() if again else self.stores[row]
-                for row, again in zip(rows, repeated, strict=True)
-            ]
+        def _rows(self) -> Tensor:
+            assert self.store is not None
+            return torch.arange(self.store.columns.shape[0], device=self.store.device)
 
         def reset(self) -> None:
-            self.stores, self.stays_plain = None, False
+            self.store, self.stays_plain = None, False
             super().reset()
             self.group_memberships = None
 
         def reorder_cache(self, beam_idx: Tensor) -> None:
-            if self.stores is not None:
-                self._select_stores(beam_idx.tolist())
+            if self.store is not None:
+                self.store.select(beam_idx)
                 return
             super().reorder_cache(beam_idx)
             self._update_memberships(lambda known: known.index_select(0, beam_idx.to(known.device)))
 
         def batch_repeat_interleave(self, repeats: int) -> None:
-            if self.stores is not None:
-                self._select_stores([row for row in range(len(self.stores)) for _ in range(repeats)])
+            if self.store is not None:
+                self.store.select(self._rows().repeat_interleave(repeats))
                 return
             super().batch_repeat_interleave(repeats)
             self._update_memberships(lambda known: known.repeat_interleave(repeats, dim=0))
 
         def batch_select_indices(self, indices: Tensor) -> None:
-            if self.stores is not None:
-                self._select_stores(torch.arange(len(self.stores))[indices.cpu()].tolist())
+            if self.store is not None:
+                rows = self._rows()
+                self.store.select(rows[indices.to(rows.device)])
                 return
             super().batch_select_indices(indices)
             self._update_memberships(lambda known: known[indices.to(known.device)])

@@ -16,7 +16,7 @@ from ..attention import (
     read_classes,
     write_classes,
 )
-from .cache import append_memberships, attend_stores, can_store_by_groups, store_by_groups
+from .cache import append_memberships, attend_stored, can_store_by_groups, store_by_groups
 from .call import Routing
 from .masks import problem_of, read_mask, with_reads
 
@@ -48,7 +48,7 @@ def hard_attention(
     Raises:
         ValueError: the kernel asked for cannot compute this.
     """
-    layer, memberships = routing.cache_layer, routing.memberships
+    layer, memberships, groups_each = routing.cache_layer, routing.memberships, routing.groups_each
     kernel = find_kernel(query, value) if routing.kernel is None else routing.kernel
     if (why := kernel.unsupported(query, value)) is not None:
         raise ValueError(
@@ -59,11 +59,16 @@ def hard_attention(
         total = layer.get_seq_length() + key.shape[2]
         positions, documents, extra_mask = read_mask(mask, query.shape, total, query.device)
         if scores.is_plain and extra_mask is None and documents is None:
-            output = attend_stores(layer, query, key, value, positions, memberships, scores, kernel)
+            output = attend_stored(
+                *(layer, query, key, value, positions, memberships, scores, kernel),
+                groups_each=groups_each,
+                unpadded=mask is None,
+            )
             if output is not None:
                 return output
         layer.restore()
-        memberships = append_memberships(layer, memberships, owner=routing.owner)
+        memberships = append_memberships(layer, memberships, routing.owner, groups_each)
+        groups_each = layer.groups_each
         key, value = layer.update(key, value)
 
     learns = torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value))
@@ -76,7 +81,7 @@ def hard_attention(
     problem = problem_of(
         *(query, key, value, mask, routing.pattern, memberships, scores),
         is_sliding=is_sliding,
-        groups_each=routing.groups_each,
+        groups_each=groups_each,
     )
     if routing.classes is not None:
         return attend_by_class(with_reads(problem, routing.reads), routing.classes, path=routing.path, kernel=kernel)
@@ -84,8 +89,8 @@ def hard_attention(
 
     one_document = problem.is_plain and problem.who.documents is None
     groups_pay = layer is not None and routing.path in ("auto", "grouped") and not output.requires_grad
-    if one_document and groups_pay and can_store_by_groups(layer, memberships.shape[-1], routing.top_k):
-        store_by_groups(layer, routing.pattern, problem.who.positions)
+    if one_document and groups_pay and can_store_by_groups(layer, memberships.shape[-1], routing.top_k, kernel):
+        store_by_groups(layer, routing.pattern, problem.who.positions, unpadded=mask is None)
     return output
 
 

@@ -1,7 +1,7 @@
 """Focus attention in pure torch: its definition, exact paths to compute it, soft gates for training."""
 
 from .biased import biased_focus_attention
-from .decode import MAX_GROUPS, SequenceStore
+from .decode import attend_store, takes
 from .gated import GATES, HARD_GATE, gated_attention
 from .gathered import gather_index, gathered_attention
 from .grouped import grouped_focus_attention
@@ -14,12 +14,14 @@ from .merge import Accumulator, merge
 from .paths import PATHS, focus_attention
 from .plan import make_plan
 from .problem import Problem, Scores
+from .store import MAX_GROUPS, GroupedStore
 
 __all__ = [
     "EVERY",
     "EVERYTHING",
     "GATES",
     "HARD_GATE",
+    "GroupedStore",
     "KERNELS",
     "MAX_GROUPS",
     "PADDING",
@@ -31,9 +33,9 @@ __all__ = [
     "Pattern",
     "Problem",
     "Scores",
-    "SequenceStore",
     "WhoAttends",
     "attend_by_class",
+    "attend_store",
     "attended_pairs",
     "biased_focus_attention",
     "count_pairs",
@@ -52,5 +54,6 @@ __all__ = [
     "pairs_by_head",
     "read_classes",
     "share_a_group",
+    "takes",
     "write_classes",
 ]

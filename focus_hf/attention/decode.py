@@ -1,258 +1,208 @@
-"""Keys and values of a cached sequence, stored by groups, so that a new token reads only what it attends to.
+"""Attention of new tokens against a cache stored by groups (`store`), which takes them in.
 
-A token enters among the *recent* ones. Once it is out of every later query's window it moves to the *slab* of its
-set of groups, one contiguous and growing piece of memory per set; sinks stay where they are. A query reads the slabs
-whose groups it shares and the recent tokens. Each token is stored once, and none is met twice.
+On kernels that work on one row at a time (a CPU's), each row reads the stretches of its lists, one call after the
+other. Elsewhere all rows are one call: of a kernel that follows page tables, for single tokens, or under a mask over
+the whole pool.
 """
 
 from __future__ import annotations
 
-import copy
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from .grouped import attend_parts
-from .kernels import Call, Kernel
-from .mask import Pattern, WhoAttends, attended_pairs
+from .kernels import Call, Kernel, Pages
+from .mask import PADDING, WhoAttends
+from .masked import attend_under_mask
 from .merge import Accumulator
 from .plan import make_plan
+from .problem import Scores
 from .rows import Rows
-
-#: Tokens that may gather behind the window before they are moved to their slabs.
-SLACK = 64
+from .store import GroupedStore, unpack_groups
 
 #: From this many queries on, the recent tokens are worth a plan of their own.
 PLAN_QUERIES = 64
 
-#: The code of a sink: every query attends to it, whatever its groups.
-SINK = -1
 
-#: Memberships are kept as bits of an int64.
-MAX_GROUPS = 62
-
-
-def pack_groups(memberships: Tensor) -> Tensor:
-    """bool ``(..., K)`` to int64 codes ``(...)``, one bit per group."""
-    return (memberships.long() << torch.arange(memberships.shape[-1], device=memberships.device)).sum(dim=-1)
-
-
-def unpack_groups(codes: Tensor, num_groups: int) -> Tensor:
-    """Codes ``(...)`` to bool ``(..., K)``; a sink is in every group."""
-    return (codes[..., None] >> torch.arange(num_groups, device=codes.device)) & 1 > 0
-
-
-class TokenList:
-    """Keys, values and facts of some tokens, in order; grows at the end without copying each time."""
-
-    def __init__(self, keys: Tensor, values: Tensor, facts: Tensor) -> None:
-        """Start with these tokens: ``(H_kv, n, D)``, ``(H_kv, n, D_v)``, and ``(n, 3)`` column, position, code."""
-        self._keys, self._values, self._facts = keys.contiguous(), values.contiguous(), facts
-        self.length = facts.shape[0]
-
-    @property
-    def keys(self) -> Tensor:
-        return self._keys[:, : self.length]
-
-    @property
-    def values(self) -> Tensor:
-        return self._values[:, : self.length]
-
-    @property
-    def facts(self) -> Tensor:
-        return self._facts[: self.length]
-
-    @property
-    def positions(self) -> Tensor:
-        return self.facts[:, 1]
-
-    def append(self, keys: Tensor, values: Tensor, facts: Tensor) -> None:
-        length = self.length + facts.shape[0]
-        if length > self._facts.shape[0]:
-            capacity = length + max(length // 4, 64)
-            self._keys = _grown(self.keys, capacity, 1)
-            self._values = _grown(self.values, capacity, 1)
-            self._facts = _grown(self.facts, capacity, 0)
-        new = slice(self.length, length)
-        self._keys[:, new], self._values[:, new], self._facts[new] = keys, values, facts
-        self.length = length
-
-    def part(self, index: Tensor | slice) -> tuple[Tensor, Tensor, Tensor]:
-        """Keys, values and facts of some tokens."""
-        return self.keys[:, index], self.values[:, index], self.facts[index]
-
-
-def _grown(tensor: Tensor, capacity: int, dim: int) -> Tensor:
-    shape = list(tensor.shape)
-    shape[dim] = capacity
-    grown = tensor.new_empty(shape)
-    grown.narrow(dim, 0, tensor.shape[dim]).copy_(tensor)
-    return grown
-
-
-class SequenceStore:
-    """One cached sequence.
+def attend_store(
+    store: GroupedStore,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    columns: Tensor,
+    memberships: Tensor,
+    scores: Scores,
+    kernel: Kernel,
+    groups_each: int | None = None,
+) -> Tensor:
+    """Attention of new tokens, which are then part of the store.
 
     Args:
-        pattern: window, sinks, dense start.
-        num_groups: ``K``, at most `MAX_GROUPS`.
+        store: what was cached before them.
+        query: ``(B, H, Q, D)``.
+        key: ``(B, H_kv, Q, D)``.
+        value: ``(B, H_kv, Q, D_v)``.
+        columns: ``(B, S)``, positions of all columns of the cache, the ``Q`` new ones last.
+        memberships: bool ``(B, Q, K)``.
+        scores: plain ones.
+        kernel: the backend. One that takes many rows can take as many queries as `takes` says.
+        groups_each: each of the new tokens is in exactly this many groups, if that is known.
+
+    Returns:
+        ``(B, H, Q, D_v)``, zeros for padding.
     """
+    codes, num_queries = store.pack(memberships), query.shape[2]
+    if kernel.one_row_at_a_time:
+        return _attend_row_by_row(store, query, key, value, (codes, columns, groups_each), scores, kernel)
+    positions = columns[:, columns.shape[1] - num_queries :]
+    store.append(key, value, codes, columns, groups_each)
+    if num_queries > 1 or kernel.paged is None or value.shape[-1] != key.shape[-1]:
+        every_slot = slice(1, None)
+        visible = store.visible(positions, codes, every_slot)[:, None]
+        return attend_under_mask(query, store.keys[:, :, every_slot], store.values[:, :, every_slot], visible, scores)
+    visible = store.visible(positions, codes, store.recent)[:, 0]
+    pages = Pages(visible, store.reads(positions, codes)[:, 0], store.lengths, store.tables, store.page)
+    output, lse = kernel.paged(query[:, :, 0], store.keys, store.values, pages, scores.scale)
+    if scores.sink_logits is not None:
+        output = output * torch.sigmoid(lse - scores.sink_logits.to(lse.dtype))[..., None]
+    return output[:, :, None].to(query.dtype)
 
-    def __init__(self, pattern: Pattern, num_groups: int) -> None:
-        self.pattern = pattern
-        self.num_groups = num_groups
-        self.recent: TokenList | None = None
-        self.slabs: dict[int, TokenList] = {}
-        self.next_position = 0
 
-    def append(self, keys: Tensor, values: Tensor, columns: Tensor, positions: Tensor, memberships: Tensor) -> None:
-        """Add new tokens to the recent ones; `settle` when they have been attended.
+def takes(store: GroupedStore, num_queries: int, kernel: Kernel) -> bool:
+    """Whether so many new tokens can be attended against the store as it is."""
+    return kernel.one_row_at_a_time or num_queries <= store.spare
 
-        Args:
-            keys: ``(H_kv, n, D)``.
-            values: ``(H_kv, n, D_v)``.
-            columns: ``(n,)``, where the tokens stand in the cache, padding included.
-            positions: ``(n,)``, their ranks in the sequence, which count on from the last token.
-            memberships: bool ``(n, K)``.
-        """
-        codes = pack_groups(memberships)
-        if self.next_position < self.pattern.sink_tokens:
-            codes = codes.masked_fill(positions < self.pattern.sink_tokens, SINK)
-        facts = torch.stack([columns, positions, codes], dim=1)
-        if self.recent is None:
-            self.recent = TokenList(keys, values, facts)
-        else:
-            self.recent.append(keys, values, facts)
-        self.next_position += facts.shape[0]
 
-    def settle(self, slack: int | None = None) -> None:
-        """Move tokens that no later query has in its window to their slabs, if more than ``slack`` have gathered.
-
-        ``None`` stands for `SLACK`.
-        """
-        slack = SLACK if slack is None else slack
-        if self.recent is None:
-            return
-        stop = self.recent.length - self.pattern.local_window
-        start = min(self.pattern.sink_tokens, self.next_position)
-        if stop - start <= slack:
-            return
-        keys, values, facts = self.recent.part(slice(start, stop))
-        for code in facts[:, 2].unique().tolist():
-            index = (facts[:, 2] == code).nonzero().squeeze(-1)
-            tokens = keys.index_select(1, index), values.index_select(1, index), facts[index]
-            if code in self.slabs:
-                self.slabs[code].append(*tokens)
-            else:
-                self.slabs[code] = TokenList(*tokens)
-        sinks, others = self.recent.part(slice(0, start)), self.recent.part(slice(stop, None))
-        self.recent = TokenList(
-            *(torch.cat(pair, dim) for pair, dim in zip(zip(sinks, others, strict=True), (1, 1, 0), strict=True))
-        )
-
-    def attend(self, query: Tensor, scale: float, kernel: Kernel) -> Accumulator:
-        """Attention of the last ``Q`` tokens, which have been appended and not settled: ``(Q, H, D)``."""
-        assert self.recent is not None
-        num_queries = query.shape[0]
-        if num_queries == 1:
-            return self._attend_one(query, scale, kernel)
-        whole = self._attend_recent(query, scale, kernel)
-        facts = self.recent.facts[-num_queries:]
-        positions, codes = facts[:, 1], facts[:, 2]
-        for code, slab in self.slabs.items():
-            index = ((codes & code != 0) | (positions < self.pattern.dense_below)).nonzero().squeeze(-1)
-            if index.numel():
-                whole.add(index, *_attend_all(query[index], slab, scale, kernel))
-        return whole
-
-    def _attend_one(self, query: Tensor, scale: float, kernel: Kernel) -> Accumulator:
-        """`attend` for one token, where the time goes into the number of operations."""
-        assert self.recent is not None
-        facts = self.recent.facts
-        code, position = int(facts[-1, 2]), self.next_position - 1
-        everything = position < self.pattern.dense_below
-        exclude = None
-        if not everything and facts.shape[0] > self.pattern.local_window + 1:
-            out_of_window = facts[:, 1] < position - self.pattern.local_window
-            excluded = out_of_window & (facts[:, 2] & code == 0)
-            if code == 0:  # a sink shares a bit with every other code
-                excluded &= facts[:, 2] != SINK
-            exclude = excluded.new_ones(1, 1), excluded[:, None]
-        parts = [_attend_all(query, self.recent, scale, kernel, exclude)]
-        for groups, slab in self.slabs.items():
+def _attend_singles(
+    store: GroupedStore, query: Tensor, positions: Tensor, codes: Tensor, scores: Scores, kernel: Kernel
+) -> Tensor:
+    """One token of each row, which the ring has taken in; the time goes into the number of operations."""
+    left_out = store.visible(positions, codes, store.recent).logical_not_()[:, 0, :, None]
+    all_pairs, pools = left_out.new_ones(1, 1), _pools(store)
+    output = query.new_zeros(query.shape[0], 1, query.shape[1], store.values.shape[-1])
+    for row, (position, code) in enumerate(zip(positions[:, 0].tolist(), codes[:, 0].tolist(), strict=True)):
+        if position == PADDING:
+            continue
+        own, everything = query[row].transpose(0, 1), position < store.pattern.dense_below
+        parts = [_attend_all(own, pools, row, store.recent, scores.scale, kernel, (all_pairs, left_out[row]))]
+        for groups, stretches in store.runs(row):
             if everything or groups & code:
-                parts.append(_attend_all(query, slab, scale, kernel))
-        whole = Accumulator(1, query.shape[1], self.recent.values.shape[-1], query, every_query=True)
+                parts += [_attend_all(own, pools, row, slots, scores.scale, kernel) for slots in stretches]
+        whole = Accumulator(1, own.shape[1], output.shape[-1], own, every_query=True)
         whole.put_parts(parts)
-        return whole
+        if scores.sink_logits is not None:
+            whole.add_logits(scores.sink_logits)
+        output[row] = whole.output
+    return output.transpose(1, 2)
 
-    def _attend_recent(self, query: Tensor, scale: float, kernel: Kernel) -> Accumulator:
-        assert self.recent is not None
-        num_queries = query.shape[0]
-        memberships = unpack_groups(self.recent.facts[:, 2], self.num_groups)
-        who = WhoAttends(self.pattern, self.recent.positions[None], memberships[None])
-        k, v = self.recent.keys.transpose(0, 1), self.recent.values.transpose(0, 1)
-        if num_queries >= PLAN_QUERIES:
-            plan = make_plan(who, num_queries)
-            return attend_parts(query, k, v, plan, scale, kernel)
-        whole = Accumulator(num_queries, query.shape[1], v.shape[-1], query, every_query=True)
-        pairs = attended_pairs(who, slice(self.recent.length - num_queries, None))
-        whole.put(slice(0, num_queries), *_masked_with_lse(query, k, v, pairs[0, 0], scale))
-        return whole
 
-    def crop(self, columns: int) -> None:
-        """Forget the tokens from this column on."""
-        lists = [*self.slabs.values(), *([] if self.recent is None else [self.recent])]
-        for tokens in lists:
-            tokens.length = int(torch.searchsorted(tokens.facts[:, 0].contiguous(), columns))
-        self.next_position = 1 + max((int(tokens.positions[-1]) for tokens in lists if tokens.length), default=-1)
-        self._unsettle()
+def _attend_row_by_row(
+    store: GroupedStore,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    new: tuple[Tensor, Tensor, int | None],
+    scores: Scores,
+    kernel: Kernel,
+) -> Tensor:
+    codes, columns, groups_each = new
+    num_queries = query.shape[2]
+    positions = columns[:, columns.shape[1] - num_queries :]
+    is_chunk = num_queries >= PLAN_QUERIES or num_queries > store.spare
+    visible = None
+    if not is_chunk:
+        store.append(key, value, codes, columns, groups_each)
+        if num_queries == 1:
+            return _attend_singles(store, query, positions, codes, scores, kernel)
+        visible = store.visible(positions, codes, store.recent)
+    output = query.new_zeros(query.shape[0], num_queries, query.shape[1], value.shape[-1])
+    for row in range(query.shape[0]):
+        real = (positions[row] != PADDING).nonzero().squeeze(-1)
+        if not len(real):
+            continue
+        asking = Asking(query[row].transpose(0, 1)[real], positions[row, real], codes[row, real])
+        if visible is None:
+            own = key[row, :, real].transpose(0, 1), value[row, :, real].transpose(0, 1)
+            whole = _attend_chunk(store, row, asking, own, scores.scale, kernel)
+        else:
+            whole = _attend_few(store, row, asking, visible[row, real], scores.scale, kernel)
+        if scores.sink_logits is not None:
+            whole.add_logits(scores.sink_logits)
+        output[row, real] = whole.output.to(output.dtype)
+    if is_chunk:
+        store.append(key, value, codes, columns, groups_each)
+    return output.transpose(1, 2)
 
-    def _unsettle(self) -> None:
-        """Take tokens that are in the window again out of their slabs."""
-        first = self.next_position - self.pattern.local_window
-        returning = []
-        for slab in self.slabs.values():
-            stay = int(torch.searchsorted(slab.positions.contiguous(), first))
-            returning.append(tuple(x.clone() for x in slab.part(slice(stay, None))))
-            slab.length = stay
-        if self.recent is not None:
-            returning.append(self.recent.part(slice(0, None)))
-        keys, values, facts = (
-            torch.cat(parts, dim=dim) for parts, dim in zip(zip(*returning, strict=True), (1, 1, 0), strict=True)
-        )
-        order = facts[:, 1].argsort()  # sinks first: they were among the recent ones all along
-        self.recent = TokenList(keys[:, order], values[:, order], facts[order])
-        self.slabs = {code: slab for code, slab in self.slabs.items() if slab.length}
 
-    def restore(self, num_columns: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Every token in its column: keys ``(H_kv, S, D)``, values ``(H_kv, S, D_v)``, memberships bool ``(S, K)``.
+@dataclass(frozen=True)
+class Asking:
+    """New tokens of one row, none of them padding: queries ``(Q, H, D)``, positions and codes ``(Q,)``."""
 
-        Columns without a token are padding; their memberships are as for any unknown token: all groups.
-        """
-        assert self.recent is not None
-        keys, values = (
-            x.new_zeros(x.shape[0], num_columns, x.shape[2]) for x in (self.recent.keys, self.recent.values)
-        )
-        memberships = torch.ones(num_columns, self.num_groups, dtype=torch.bool, device=keys.device)
-        for tokens in (*self.slabs.values(), self.recent):
-            columns = tokens.facts[:, 0]
-            keys[:, columns], values[:, columns] = tokens.keys, tokens.values
-            memberships[columns] = unpack_groups(tokens.facts[:, 2], self.num_groups)
-        return keys, values, memberships
+    query: Tensor
+    positions: Tensor
+    codes: Tensor
 
-    def clone(self) -> SequenceStore:
-        """A copy that shares no memory."""
-        return copy.deepcopy(self)
+
+def _attend_few(
+    store: GroupedStore, row: int, asking: Asking, visible: Tensor, scale: float, kernel: Kernel
+) -> Accumulator:
+    """Some tokens that the ring has taken in."""
+    query = asking.query
+    whole = Accumulator(query.shape[0], query.shape[1], store.values.shape[-1], query, every_query=True)
+    k, v = (pool[row, store.recent] for pool in _pools(store))
+    whole.put(slice(0, query.shape[0]), *_masked_with_lse(query, k, v, visible, scale))
+    _add_lists(whole, store, row, asking, scale, kernel)
+    return whole
+
+
+def _attend_chunk(
+    store: GroupedStore, row: int, asking: Asking, new: tuple[Tensor, Tensor], scale: float, kernel: Kernel
+) -> Accumulator:
+    """Many tokens that are not in the store yet: ``new`` are their keys and values, ``(Q, H_kv, D)``."""
+    keys, values, codes, positions = store.in_order(row)
+    k, v = torch.cat([keys.transpose(0, 1), new[0]]), torch.cat([values.transpose(0, 1), new[1]])
+    positions, codes = torch.cat([positions, asking.positions]), torch.cat([codes, asking.codes])
+    memberships = unpack_groups(codes, store.num_groups)
+    plan = make_plan(WhoAttends(store.pattern, positions[None], memberships[None]), asking.query.shape[0])
+    whole = attend_parts(asking.query, k, v, plan, scale, kernel)
+    _add_lists(whole, store, row, asking, scale, kernel)
+    return whole
+
+
+def _add_lists(
+    whole: Accumulator, store: GroupedStore, row: int, asking: Asking, scale: float, kernel: Kernel
+) -> None:
+    everything, pools = asking.positions < store.pattern.dense_below, _pools(store)
+    for code, stretches in store.runs(row):
+        index = ((asking.codes & code != 0) | everything).nonzero().squeeze(-1)
+        if index.numel():
+            for slots in stretches:
+                whole.add(index, *_attend_all(asking.query[index], pools, row, slots, scale, kernel))
+
+
+#: Keys and values, token-major: ``(B, N, H_kv, D)``.
+_Pools = tuple[Tensor, Tensor]
+
+
+def _pools(store: GroupedStore) -> _Pools:
+    return store.keys.transpose(1, 2), store.values.transpose(1, 2)
 
 
 def _attend_all(
-    query: Tensor, tokens: TokenList, scale: float, kernel: Kernel, exclude: tuple[Tensor, Tensor] | None = None
+    query: Tensor,
+    pools: _Pools,
+    row: int,
+    slots: slice,
+    scale: float,
+    kernel: Kernel,
+    exclude: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Every query with every token, some of them excluded."""
-    rows = Rows.single(query.shape[0], tokens.length, query.device)
-    keys, values = tokens.keys.transpose(0, 1), tokens.values.transpose(0, 1)
-    return kernel.forward(query, keys, values, Call(rows, scale, exclude=exclude, causal=False))
+    """Every query ``(Q, H, D)`` with every slot, some of them excluded."""
+    rows = Rows.single(query.shape[0], slots.stop - slots.start, query.device)
+    call = Call(rows, scale, exclude=exclude, causal=False)
+    return kernel.forward(query, pools[0][row, slots], pools[1][row, slots], call)
 
 
 def _masked_with_lse(query: Tensor, key: Tensor, value: Tensor, pairs: Tensor, scale: float) -> tuple[Tensor, Tensor]:

@@ -71,15 +71,19 @@ def masked_focus_attention(problem: Problem) -> Tensor:
     """
     query, num_queries, first = problem.query, problem.num_queries, problem.num_keys - problem.num_queries
     chunk = num_queries if torch.is_grad_enabled() and query.requires_grad else QUERY_CHUNK
-    how = problem.scores
-    attend = _sdpa if how.softcap is None and how.sink_logits is None and how.bias is None else masked_attention
     parts = []
     for start in range(0, num_queries, chunk):
         stop = min(start + chunk, num_queries)
         mask = attended_pairs(problem.who, slice(first + start, first + stop))
-        some = how.part(slice(start, stop), EVERY)
-        parts.append(attend(query[:, :, start:stop], problem.key, problem.value, mask, some))
+        some = problem.scores.part(slice(start, stop), EVERY)
+        parts.append(attend_under_mask(query[:, :, start:stop], problem.key, problem.value, mask, some))
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
+
+
+def attend_under_mask(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scores: Scores) -> Tensor:
+    """`masked_attention`, by PyTorch's own where that can compute the scores."""
+    plain = scores.softcap is None and scores.sink_logits is None and scores.bias is None
+    return (_sdpa if plain else masked_attention)(query, key, value, mask, scores)
 
 
 def _sdpa(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scores: Scores) -> Tensor:

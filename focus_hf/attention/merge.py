@@ -23,6 +23,21 @@ def merge(output_a: Tensor, lse_a: Tensor, output_b: Tensor, lse_b: Tensor) -> t
     return output, torch.logaddexp(lse_a, lse_b)
 
 
+def merge_splits(output: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
+    """Softmax attention over the union of disjoint sets of keys, side by side in one tensor.
+
+    Args:
+        output: ``(..., n, D)``, over each of ``n`` sets; zeros for one without keys.
+        lse: ``(..., n)``; ``-inf`` for one without keys.
+
+    Returns:
+        Output ``(..., D)`` and logsumexp ``(...)``; zeros and ``-inf`` where there are no keys at all.
+    """
+    whole = lse.logsumexp(dim=-1)
+    weights = (lse - whole[..., None]).exp().nan_to_num_(0.0)
+    return (output * weights[..., None]).sum(dim=-2), whole
+
+
 class Accumulator:
     """Attention of ``T`` queries, merged from parts as they come.
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from .biased import biased_focus_attention
 from .device_lookup import device_lookup_attention, fits_lookup
 from .grouped import grouped_focus_attention
-from .kernels import Kernel, find_kernel, lookup_missing
+from .kernels import Kernel, find_kernel, triton_missing
 from .lookup import lookup_focus_attention
 from .masked import masked_focus_attention
 from .problem import Problem
@@ -84,7 +84,7 @@ def _device_looks_up(problem: Problem, kernel: Kernel | None) -> bool:
     backend = find_kernel(problem.query, problem.value) if kernel is None else kernel
     same_width = problem.value.shape[-1] == problem.key.shape[-1]
     many_rows = problem.query.device.type == "cuda" and not backend.one_row_at_a_time
-    return fits_lookup(problem.who) and same_width and many_rows and lookup_missing() is None
+    return fits_lookup(problem.who) and same_width and many_rows and triton_missing() is None
 
 
 def _cost(path: str, problem: Problem) -> float:

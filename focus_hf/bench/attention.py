@@ -10,11 +10,12 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..attention import (
+    GroupedStore,
     Known,
     Problem,
     Scores,
-    SequenceStore,
     WhoAttends,
+    attend_store,
     count_pairs,
     find_kernel,
     focus_attention,
@@ -68,23 +69,19 @@ def bench_decode(setting: Setting, seconds: float = 3.0) -> Measurement:
     """One new token against a cache of ``length`` tokens stored by groups; queries of random groups."""
     _, key, value, memberships = random_call(setting, setting.length)
     key, value = key.contiguous(), value.contiguous()  # as a cache holds them
-    store = SequenceStore(setting.pattern, setting.num_groups)
-    index = torch.arange(setting.length, device=setting.device)
-    store.append(key[0], value[0], index, index, memberships[0])
-    store.settle(slack=0)
-    query, *_ = random_call(setting, 1)
-    kernel, scale = _kernel(setting, query, value), setting.head_dim**-0.5
     tokens = 512  # that come one after the other; what routes them is not part of attention
-    groups = random_call(setting, tokens)[3][0]
-    places = torch.arange(setting.length, setting.length + tokens, device=setting.device)
+    columns = torch.arange(setting.length + tokens, device=setting.device)[None]
+    store = GroupedStore(setting.pattern, setting.num_groups, setting.top_k, like=(key, value))
+    store.append(key, value, store.pack(memberships), columns[:, : setting.length], setting.top_k)
+    query, *_ = random_call(setting, 1)
+    kernel, scores = _kernel(setting, query, value), Scores(setting.head_dim**-0.5)
+    groups = random_call(setting, tokens)[3]
+    key_of_one, value_of_one = key[:, :, :1], value[:, :, :1]
 
     def focus() -> Tensor:
-        step = store.next_position - setting.length
-        new = slice(step, step + 1)
-        store.append(key[0, :, :1], value[0, :, :1], places[new], places[new], groups[new])
-        output = store.attend(query[0].transpose(0, 1), scale, kernel).output
-        store.settle()
-        return output
+        step = store.columns.shape[1] - setting.length
+        seen, new = columns[:, : setting.length + step + 1], groups[:, step : step + 1]
+        return attend_store(store, query, key_of_one, value_of_one, seen, new, scores, kernel, setting.top_k)
 
     denses = dense_functions(query, key, value, causal=False)
     times = interleaved({**denses, "focus": focus}, setting.device, seconds, least=40, most=200)

@@ -31,7 +31,7 @@ SHARED = (("grouped", "torch-flash"), ("grouped", "cpu-flash"), ("biased", "cpu-
 PER_HEAD = (("lookup", "cpu-flash"), ("masked", "any"))
 
 #: Ways to decode: how the cache is stored, a path and a backend.
-STORED = (("cache by groups", "auto", "cpu-flash"),)
+STORED = (("cache by groups", "auto", "cpu-flash"), ("cache by groups", "auto", "torch-flash"))
 PLAIN = (("plain cache", "auto", "cpu-flash"), ("plain cache", "masked", "any"))
 
 
@@ -117,8 +117,8 @@ def _decode(model: Any, setting: Setting, batch: int, path: str) -> Callable[[],
     if path.startswith("cache by groups"):
         positions = torch.arange(setting.length).expand(batch, -1)
         for layer in past.layers:
-            if layer.stores is None:
-                store_by_groups(layer, setting.pattern, positions)
+            if layer.store is None:
+                store_by_groups(layer, setting.pattern, positions, unpadded=True)
     ids = torch.zeros(batch, 1, dtype=torch.long)
     return lambda: model(input_ids=ids, past_key_values=past, use_cache=True)
 

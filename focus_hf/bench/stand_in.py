@@ -9,8 +9,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..attention.kernels import Call, Gradients, Reference, Result
+from ..attention.kernels import Call, Gradients, PagedForward, Pages, Reference, Result
 from ..attention.kernels.flash import TorchFlash
+from ..attention.merge import merge_splits
 from ..attention.rows import Rows
 
 
@@ -28,6 +29,10 @@ class FlashStandIn(TorchFlash):
     def unsupported(self, query: Tensor, value: Tensor) -> str | None:
         return None
 
+    @property
+    def paged(self) -> PagedForward | None:
+        return _paged_forward
+
     def _varlen_forward(self, q: Tensor, k: Tensor, v: Tensor, call: Call, window: tuple[int, int]) -> Result:
         rows = call.rows
         bounds = rows.longest_query, rows.longest_key
@@ -38,6 +43,50 @@ class FlashStandIn(TorchFlash):
     ) -> Gradients:
         offsets = call.rows.cu_queries, call.rows.cu_keys
         return _varlen_backward(g, q, k, v, o, lse, *offsets, call.scale, *window)
+
+
+def _paged_forward(query: Tensor, key: Tensor, value: Tensor, pages: Pages, scale: float) -> Result:
+    facts = pages.visible, pages.reads, pages.lengths, pages.tables
+    return merge_splits(*_paged(query, key, value, *facts, scale, pages.size))
+
+
+@torch.library.custom_op("focus_hf::paged_stand_in", mutates_args=())
+def _paged(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    visible: Tensor,
+    reads: Tensor,
+    lengths: Tensor,
+    tables: Tensor,
+    scale: float,
+    size: int,
+) -> tuple[Tensor, Tensor]:
+    """What `kernels.triton_decode` computes, in two splits: recent slots and lists."""
+    dtype = _lse_dtype(query)
+    output = query.new_zeros(*query.shape[:2], 2, query.shape[2], dtype=dtype)
+    lse = output.new_full(output.shape[:3], float("-inf"))
+    for row in range(query.shape[0]):
+        slots = [1 + torch.arange(visible.shape[1], device=query.device)[visible[row]], lengths.new_zeros(0)]
+        for table, length, is_read in zip(tables[row], lengths[row].tolist(), reads[row].tolist(), strict=True):
+            place = torch.arange(length if is_read else 0, device=query.device)
+            slots[1] = torch.cat([slots[1], table[place // size] * size + place % size])
+        for part, some in enumerate(slots):
+            if len(some):
+                k, v = (x[row, :, some].transpose(0, 1) for x in (key, value))
+                call = Call(Rows.single(1, len(some), query.device), scale, causal=False)
+                output[row, :, part], lse[row, :, part] = (
+                    x[0] for x in Reference().forward(query[row][None], k, v, call)
+                )
+    return output, lse
+
+
+@_paged.register_fake
+def _(query: Tensor, *_: object) -> tuple[Tensor, Tensor]:
+    shape = *query.shape[:2], 2
+    return query.new_empty(*shape, query.shape[2], dtype=_lse_dtype(query)), query.new_empty(
+        shape, dtype=_lse_dtype(query)
+    )
 
 
 @torch.library.custom_op("focus_hf::varlen_stand_in", mutates_args=())

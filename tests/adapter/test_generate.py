@@ -10,7 +10,7 @@ from transformers import DynamicCache, StaticCache
 
 import focus_hf
 from focus_hf.adapter import cache
-from focus_hf.attention import decode
+from focus_hf.attention import store
 from tests.families import FAMILIES, WINDOW, base_model, focus_model, logits, token_ids
 
 families = pytest.mark.parametrize("family", FAMILIES)
@@ -21,7 +21,8 @@ def storage(request, monkeypatch):
     """Everything holds for caches in plain storage, and stored by groups as soon as there is something to gain."""
     if request.param == "by groups":
         monkeypatch.setattr(cache, "GROUPED_TOKENS_PER_SLAB", 0)
-        monkeypatch.setattr(decode, "SLACK", 3)
+        monkeypatch.setattr(store, "SLACK", 3)
+        monkeypatch.setattr(store, "PAGE", 4)
     return request.param
 
 
@@ -212,7 +213,7 @@ def test_reordered_repeated_selected_and_copied_cache(family):
 
 
 def stored_by_groups(layer):
-    return getattr(layer, "stores", None) is not None
+    return getattr(layer, "store", None) is not None
 
 
 @families

@@ -16,16 +16,13 @@ from focus_hf.attention import (
     Pattern,
     Problem,
     Scores,
-    SequenceStore,
     WhoAttends,
     attended_pairs,
     biased_focus_attention,
     count_pairs,
-    decode,
     focus_attention,
     grouped,
     grouped_focus_attention,
-    kernel_named,
     make_plan,
     masked_attention,
     masked_focus_attention,
@@ -205,64 +202,6 @@ def test_gradients_of_the_grouped_path_equal_those_of_the_reference(case, data, 
         grouped.WINDOW_QUERIES = before
     for gradient, wanted in zip(gradients, torch.autograd.grad(expected, leaves, seed), strict=True):
         torch.testing.assert_close(gradient, wanted, rtol=1e-8, atol=1e-9)
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    seed=st.integers(0, 10_000),
-    length=st.integers(1, 120),
-    groups=st.integers(1, 9),
-    window=st.integers(0, 40),
-    sinks=st.integers(0, 9),
-    dense_below=st.sampled_from([0, 0, 5, 40]),
-    slack=st.sampled_from([0, 3, 20]),
-    plan_queries=st.sampled_from([4, 64]),
-    data=st.data(),
-)
-def test_a_store_attends_like_the_whole_sequence(
-    seed, length, groups, window, sinks, dense_below, slack, plan_queries, data
-):
-    """Tokens and chunks arrive, some are cropped again, and copies go on: always the rows of one full call."""
-    top_k = data.draw(st.integers(1, groups))
-    query, key, value, positions, memberships = random_case(
-        seed,
-        batch=1,
-        heads=4,
-        kv_heads=2,
-        length=length,
-        head_dim=8,
-        value_dim=8,
-        groups=groups,
-        top_k=top_k,
-        padding="none",
-    )
-    in_a_group = data.draw(st.sampled_from([1.0, 1.0, 0.6, 0.0]))
-    memberships &= torch.rand(1, length, 1, generator=torch.Generator().manual_seed(seed)) < in_a_group
-    query, key, value = query[0].double(), key[0].double(), value[0].double()
-    pattern, scale = Pattern(window, sinks, dense_below), 8**-0.5
-    mask = attended_pairs(WhoAttends(pattern, positions, memberships))
-    expected = masked_attention(query[None], key[None], value[None], mask, Scores(scale))[0].transpose(0, 1)
-    store, start, kernel = SequenceStore(pattern, groups), 0, kernel_named("cpu-flash")
-    before, decode.PLAN_QUERIES = decode.PLAN_QUERIES, plan_queries
-    try:
-        while start < length:
-            stop = min(start + data.draw(st.sampled_from([1, 1, 1, 2, 5, 30])), length)
-            new = slice(start, stop)
-            columns = positions[0, new] + 7  # as behind padding
-            store.append(key[:, new], value[:, new], columns, positions[0, new], memberships[0, new])
-            whole = store.attend(query[:, new].transpose(0, 1), scale, kernel)
-            torch.testing.assert_close(whole.output, expected[new], rtol=1e-9, atol=1e-10)
-            store.settle(slack)
-            start = stop
-            if start > 1 and data.draw(st.integers(0, 5)) == 0:
-                start -= data.draw(st.integers(1, min(start - 1, 60)))
-                store.crop(start + 7)
-                store = store.clone()
-    finally:
-        decode.PLAN_QUERIES = before
-    keys, values, groups_of = store.restore(length + 7)
-    assert torch.equal(keys[:, 7:], key) and torch.equal(values[:, 7:], value)
-    assert torch.equal(groups_of[7 + sinks :], memberships[0, sinks:])
 
 
 @settings(max_examples=30, deadline=None)

@@ -72,6 +72,7 @@ def test_the_command_counts_every_path_at_every_batch_size():
         ("launches: prefill", "per_head", "lookup, cpu-flash"),
         ("launches: prefill", "per_head", "masked, any"),
         ("launches: decode", "shared", "cache by groups, auto, cpu-flash"),
+        ("launches: decode", "shared", "cache by groups, auto, torch-flash"),
         ("launches: decode", "shared", "plain cache, auto, cpu-flash"),
         ("launches: decode", "shared", "plain cache, masked, any"),
         ("launches: decode", "per_head", "plain cache, auto, cpu-flash"),
@@ -91,7 +92,8 @@ def test_what_a_gpu_is_asked_for(top_k):
     for counted in bench_launches(Setting(96, top_k=top_k, local_window=16), batches=(1, 2, 8)):
         found[counted.phase, counted.routing, counted.path] = counted
     prefill = found["prefill", "shared", "grouped, torch-flash"]
-    decode = found["decode", "shared", "plain cache, masked, any"]
-    for counted in (prefill, decode):
+    plain = found["decode", "shared", "plain cache, masked, any"]
+    by_groups = found["decode", "shared", "cache by groups, auto, torch-flash"]
+    for counted in (prefill, plain, by_groups):
         assert set(counted.syncs.values()) == {0}, counted.waits_for
         assert counted.focus[1] <= counted.focus[2] == counted.focus[8] <= 3 * counted.dense[8]

@@ -12,12 +12,13 @@ import focus_hf
 from focus_hf.attention import (
     KERNELS,
     PADDING,
+    GroupedStore,
     Known,
     Pattern,
     Problem,
     Scores,
-    SequenceStore,
     WhoAttends,
+    attend_store,
     attended_pairs,
     gated_attention,
     grouped_focus_attention,
@@ -116,17 +117,17 @@ def test_gates_of_training(gate):
 
 @cuda_kernels
 def test_decoding(kernel):
-    query, key, value, positions, memberships = call(torch.bfloat16, batch=1, top_k=2)
+    query, key, value, positions, memberships = call(torch.bfloat16, batch=3, top_k=2)
     usable(kernel, query, value)
     pattern, scale = Pattern(64, 4), 64**-0.5
-    expected = reference(query, key, value, pattern, positions, memberships, scale)[0].transpose(0, 1)
-    store = SequenceStore(pattern, 8)
-    for start, stop in ((0, 600), (600, 601), (601, 640), (640, 641)):
+    expected = reference(query, key, value, pattern, positions, memberships, scale)
+    store = GroupedStore(pattern, 8, 2, like=(key, value))
+    store.append(key[:, :, :600], value[:, :, :600], store.pack(memberships[:, :600]), positions[:, :600], 2)
+    for start, stop in ((600, 601), (601, 640), (640, 641)):  # by the paged kernel, and under a mask
         new = slice(start, stop)
-        store.append(key[0, :, new], value[0, :, new], positions[0, new], positions[0, new], memberships[0, new])
-        output = store.attend(query[0, :, new].transpose(0, 1), scale, kernel).output
-        assert (output.double() - expected[new]).abs().max() <= 0.02
-        store.settle(slack=3)
+        tensors = (x[:, :, new] for x in (query, key, value))
+        output = attend_store(store, *tensors, positions[:, :stop], memberships[:, new], Scores(scale), kernel, 2)
+        assert (output.double() - expected[:, :, new]).abs().max() <= 0.02
 
 
 @cuda_kernels

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.metadata
+import importlib.util
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -45,6 +49,30 @@ class Call:
     causal: bool = True
 
 
+@dataclass(frozen=True)
+class Pages:
+    """What one query of each row reads of a pool of keys, ``(B, H_kv, N, D)``: recent slots, and whole lists.
+
+    Args:
+        visible: bool ``(B, recent)``, which of the slots from 1 on.
+        reads: bool ``(B, lists)``, which lists.
+        lengths: ``(B, lists)``, tokens in each.
+        tables: ``(B, lists, pages)``, which page of the pool each page of a list is.
+        size: slots of a page.
+    """
+
+    visible: Tensor
+    reads: Tensor
+    lengths: Tensor
+    tables: Tensor
+    size: int
+
+
+#: Queries ``(B, H, D)``, pools of keys and values, what is read of them, and the scale; to output ``(B, H, D)`` and
+#: logsumexp ``(B, H)``, both at least float32. A query that reads nothing gets zeros and ``-inf``.
+PagedForward = Callable[[Tensor, Tensor, Tensor, Pages, float], Result]
+
+
 class Kernel(ABC):
     """Attention over ragged rows, token-major: queries ``(Tq, H, D)``, keys and values ``(Tk, H_kv, D)``.
 
@@ -60,6 +88,11 @@ class Kernel(ABC):
 
     #: Never chosen by itself.
     only_when_named: ClassVar[bool] = False
+
+    @property
+    def paged(self) -> PagedForward | None:
+        """What attends one query of each row over `Pages`, if there is something on this machine."""
+        return None
 
     @abstractmethod
     def missing(self) -> str | None:
@@ -118,3 +151,12 @@ def _lengthen(query: Tensor, key: Tensor, exclude: tuple[Tensor, Tensor], scale:
 def pad_heads(tensor: Tensor, head_dim: int) -> Tensor:
     """Zeros behind each head's values, for kernels that want values as wide as keys."""
     return tensor if tensor.shape[-1] == head_dim else F.pad(tensor, (0, head_dim - tensor.shape[-1]))
+
+
+@functools.cache
+def triton_missing() -> str | None:
+    """Why our Triton kernels (`triton_lookup`, `triton_decode`) cannot run; ``None`` if they can."""
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed"
+    version = importlib.metadata.version("triton")
+    return None if int(version.split(".")[0]) >= 3 else f"triton {version} is too old, 3.0 is needed"

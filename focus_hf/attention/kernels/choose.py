@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.metadata
-import importlib.util
 
 from torch import Tensor
 
@@ -44,12 +42,3 @@ def find_kernel(query: Tensor, value: Tensor) -> Kernel:
 def _is_there(kernel: Kernel) -> bool:
     """Looked up once: this is asked in every layer and at every token."""
     return kernel.missing() is None
-
-
-@functools.cache
-def lookup_missing() -> str | None:
-    """Why the Triton kernel of routing per head (`triton_lookup`) cannot run, in a few words; ``None`` if it can."""
-    if importlib.util.find_spec("triton") is None:
-        return "triton is not installed"
-    version = importlib.metadata.version("triton")
-    return None if int(version.split(".")[0]) >= 3 else f"triton {version} is too old, 3.0 is needed"

@@ -1,6 +1,6 @@
 """A Triton kernel for what no stock kernel takes: queries that each see the first so many keys of a list.
 
-Import it only where Triton is installed (`choose.lookup_missing`).
+Import it only where Triton is installed (`base.triton_missing`).
 """
 
 from __future__ import annotations

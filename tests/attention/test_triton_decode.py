@@ -1,0 +1,110 @@
+"""The Triton kernel of decoding: interpreted, against the definition; compiled, for GPUs that are not here."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
+
+#: Run apart: Triton looks at TRITON_INTERPRET when a kernel is defined.
+INTERPRETED = """
+import itertools
+import json
+import torch
+from focus_hf.attention import GroupedStore, Pattern, Scores, WhoAttends
+from focus_hf.attention import attend_store, attended_pairs, masked_attention, store
+from focus_hf.attention.kernels import triton_decode
+from focus_hf.bench.stand_in import FlashStandIn
+
+store.PAGE, store.SLACK, triton_decode.SPLITS = 16, 3, 4
+
+
+class WithTriton(FlashStandIn):
+    paged = staticmethod(triton_decode.paged_forward)
+
+
+worst, generator = {}, torch.Generator().manual_seed(0)
+for top_k, dtype, dim, (heads, kv_heads), batch, dense_below in (
+    *itertools.product((1, 2), (torch.float32, torch.float16), (64, 128), ((4, 2),), (1, 3), (0,)),
+    (1, torch.float32, 24, (3, 1), 2, 0),
+    (2, torch.float32, 8, (2, 2), 2, 500),
+):
+    length, last = 150, 149
+    query, key, value = (
+        torch.randn(batch, h, length, dim, generator=generator).to(dtype) for h in (heads, kv_heads, kv_heads)
+    )
+    memberships = torch.rand(batch, length, 5, generator=generator).argsort(-1) < top_k
+    positions = torch.arange(length).repeat(batch, 1)
+    if batch > 1:  # rows of different lengths; one asks nothing
+        positions[1] = (positions[1] - 90).clamp(min=-1)
+        positions[-1, last] = -1
+    pattern, scores = Pattern(20, 2, dense_below), Scores(0.3)
+    cache = GroupedStore(pattern, 5, top_k, like=(key, value))
+    old, new = slice(0, last), slice(last, length)
+    cache.append(key[:, :, old], value[:, :, old], cache.pack(memberships[:, old]), positions[:, old], top_k)
+    one = query[:, :, new], key[:, :, new], value[:, :, new]
+    output = attend_store(cache, *one, positions, memberships[:, new], scores, WithTriton(), top_k)
+    pairs = attended_pairs(WhoAttends(pattern, positions, memberships), new)
+    expected = masked_attention(query[:, :, new].double(), key.double(), value.double(), pairs, scores)
+    case = f"k={top_k}, {dtype}, {heads}/{kv_heads} heads of {dim}, batch {batch}, dense below {dense_below}"
+    worst[case] = float((output.double() - expected).abs().max())
+    assert output.dtype == dtype and (batch == 1 or not output[-1].any())
+print(json.dumps(worst))
+"""
+
+COMPILED = """
+import json
+import re
+import subprocess
+import tempfile
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from focus_hf.attention.kernels import triton_decode
+from focus_hf.attention.store import PAGE
+
+found = {}
+for dim in (64, 128):
+    constants = {"HEADS": 4, "ROWS": 16, "HEAD_DIM": dim, "WIDTH": dim, "PAGE": PAGE, "LOWEST": -1e30}
+    constants["SPLITS"] = triton_decode.SPLITS
+    types = dict.fromkeys(("query", "key", "value"), "*bf16") | dict.fromkeys(("output", "lse"), "*fp32")
+    types |= dict.fromkeys(("visible", "reads"), "*i1") | dict.fromkeys(("lengths", "tables"), "*i64")
+    types["scale"] = "fp32"
+    signature = {n: "constexpr" if n in constants else types.get(n, "i32") for n in triton_decode._paged.arg_names}
+    for target in (80, 90, 100):
+        source = ASTSource(fn=triton_decode._paged, signature=signature, constexprs=constants)
+        made = triton.compile(source, target=GPUTarget("cuda", target, 32), options={"num_warps": triton_decode.WARPS})
+        with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+            file.write(made.asm["cubin"])
+            file.flush()
+            command = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", file.name]
+            usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        registers, stack = (int(re.search(name + r":(\\d+)", usage)[1]) for name in ("REG", "STACK"))
+        key = f"{dim}, sm_{target}"
+        found[key] = {"registers": registers, "spilled": stack, "shared": made.metadata.shared}
+print(json.dumps(found))
+"""
+
+
+def run_apart(script, **environment):
+    result = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, env={**os.environ, **environment}
+    )
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+def test_it_equals_the_definition_in_the_interpreter():
+    for case, error in run_apart(INTERPRETED, TRITON_INTERPRET="1").items():
+        assert error < (2e-3 if "float16" in case else 5e-6), (case, error)
+
+
+def test_it_compiles_for_gpus_that_are_not_here():
+    for target, found in run_apart(COMPILED).items():
+        assert found["registers"] <= 255 and found["shared"] <= 96 * 1024 and not found["spilled"], (target, found)
