@@ -54,7 +54,7 @@ class Budget:
     patterns: Patterns
 
 
-def choose_budget(table: Table, wanted: float, length: int, uniform: bool) -> Budget:
+def choose_budget(table: Table, wanted: float, length: int, uniform: bool, headroom: float = 0.0) -> Budget:
     """Choose how each head attends.
 
     Args:
@@ -62,11 +62,16 @@ def choose_budget(table: Table, wanted: float, length: int, uniform: bool) -> Bu
         wanted: mean share of pairs.
         length: at which the costs were measured.
         uniform: one option for all heads.
+        headroom: share of the budget that is left over.
 
     Raises:
         ValueError: the budget is too small for any choice.
     """
-    chosen = choose_alike(table, wanted) if uniform else choose(table, wanted)
+    planned = wanted * (1 - headroom)
+    try:
+        chosen = choose_alike(table, planned) if uniform else choose(table, planned)
+    except ValueError as error:
+        raise error if not headroom else ValueError(f"pairs={wanted:g} less headroom={headroom:g}: {error}") from None
     patterns = {head: dict(option.pattern()) for head, option in chosen.items()}
     heads = Counter(str(pattern["attend"]) for pattern in patterns.values())
     return Budget(wanted, length, mean_pairs(table, chosen), total_loss(table, chosen), dict(heads), patterns)

@@ -52,6 +52,7 @@ class FitRecipe:
     base_model: str | None = _option("Hub id of the base model for the card, if the model is a folder.", None)
     pairs: list[float] = _several("Share of the pairs that may be attended; may be repeated. [default: 0.25]")
     at: list[int] = _several("Length at which a budget holds, one or one for each; seq_len by default.")
+    headroom: float = _option("Share of a budget that is not planned with, for text with less even groups.", 0.0)
     groups: bool = _option(
         "Groups of each head's own; without them heads have windows, or attend to everything.", True
     )
@@ -93,6 +94,8 @@ class FitRecipe:
         for share in self.pairs:
             if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
                 raise ValueError(f"pairs is a share of all pairs, above 0 and at most 1; got {share!r}.")
+        if isinstance(self.headroom, bool) or not isinstance(self.headroom, int | float) or not 0 <= self.headroom < 1:
+            raise ValueError(f"headroom is a share of a budget, at least 0 and below 1; got {self.headroom!r}.")
         if len({f"{share:.4f}" for share in self.pairs}) < len(self.pairs):
             raise ValueError("pairs names one share twice; budgets are told apart by their share.")
         if len(self.at) != len(self.pairs):

@@ -123,7 +123,9 @@ def fit(
     fitted |= dict(_fit_layers(model, missing, windows, recipe, made_from, shown))
     tables = {length: cost_table(fitted, length) for length in recipe.lengths}
     wanted = zip(recipe.pairs, recipe.at, strict=True)
-    budgets = [choose_budget(tables[length], share, length, recipe.uniform) for share, length in wanted]
+    budgets = [
+        choose_budget(tables[length], share, length, recipe.uniform, recipe.headroom) for share, length in wanted
+    ]
     config.head_patterns = budgets[0].patterns
     if len(budgets) > 1:
         config.budgets = {f"{budget.wanted:g}": budget.patterns for budget in budgets}
@@ -257,6 +259,7 @@ def _facts(recipe: FitRecipe, texts: Sequence[Texts], seconds: float) -> dict[st
         "windows": f"{recipe.windows} of {recipe.seq_len} tokens",
         "windows for costs": f"{recipe.cost_windows} for each length",
         "pairs": ", ".join(budgets),
+        "headroom": f"{recipe.headroom:.0%}",
         "heads": "alike" if recipe.uniform else "each by its costs",
         "seed": recipe.seed,
         "seconds": round(seconds),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -233,10 +234,22 @@ def test_budgets_at_several_lengths(tiny, tmp_path):
     assert facts["data"] == "train.txt" and facts["data revision"].startswith("sha256:")
 
 
+def test_headroom_is_not_planned_with(fitted, tiny, tmp_path):
+    out = shutil.copytree(fitted[0].folder, tmp_path / "a")
+    result = fit(recipe(tiny, out, resume=True, pairs=[0.5, 0.4], headroom=0.2, base_model="org/base"))
+    assert [budget.wanted for budget in result.budgets] == [0.5, 0.4]
+    assert all(budget.pairs <= 0.8 * budget.wanted for budget in result.budgets)
+    assert result.budgets[0].loss >= fitted[0].budgets[0].loss
+    with pytest.raises(ValueError, match=r"pairs=0.3 less headroom=0.2: pairs=0.24 is too small"):
+        fit(recipe(tiny, out, resume=True, pairs=[0.3], headroom=0.2, base_model="org/base"))
+    assert load_results(out).training["headroom"] == "20%"
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"pairs": [0.0]}, "above 0 and at most 1; got 0.0"),
+        ({"headroom": 1}, "headroom is a share of a budget, at least 0 and below 1; got 1"),
         ({"pairs": [0.5, 0.5]}, "names one share twice"),
         ({"pairs": [0.5, 0.3], "at": [64, 64, 64]}, "3 lengths for 2 budgets"),
         ({"at": [16]}, "leaves next to nothing beyond local_window"),
