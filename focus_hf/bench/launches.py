@@ -6,8 +6,9 @@ Both are counted in one layer of a small Llama, in prefill and for one decoded t
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -82,6 +83,29 @@ def bench_launches(setting: Setting, batches: Sequence[int] = BATCHES) -> Iterat
         for stored, path, kernel in (*STORED, *PLAIN) if by_groups else PLAIN:
             _route(model, path, kernel)
             yield _counts(model, setting, batches, "decode", routing, f"{stored}, {path}, {kernel}")
+
+
+@torch.no_grad()
+def count_decode_by_groups(setting: Setting, batch: int, cached: int = 512) -> int:
+    """How many operations more than with dense attention a layer launches for a decoded token, cached by groups.
+
+    Args:
+        setting: groups and window.
+        batch: sequences.
+        cached: tokens of each; they decide nothing.
+    """
+    short = replace(setting, length=max(cached, 2 * setting.local_window))
+    counted = _count_decode(replace(short, heads=4, kv_heads=2, head_dim=16, dtype="float32", device="cpu"), batch)
+    return counted.focus[batch] - counted.dense[batch]
+
+
+@functools.cache
+def _count_decode(setting: Setting, batch: int) -> Launches:
+    model = _model(setting, "shared")
+    _prefill(model, setting, batch=1)()  # what is done once for each adapter
+    stored, path, kernel = STORED[0]
+    _route(model, path, kernel)
+    return _counts(model, setting, [batch], "decode", "shared", f"{stored}, {path}, {kernel}")
 
 
 def _counts(model: Any, setting: Setting, batches: Sequence[int], phase: str, routing: str, path: str) -> Launches:

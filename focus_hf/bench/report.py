@@ -9,6 +9,7 @@ from typing import Any
 from rich.table import Table
 
 from .launches import Launches
+from .predict import Prediction
 from .settings import Measurement
 
 _COLUMNS = ("what", "tokens", "setting", "dense", "Focus", "ratio", "limit", "computed", "how")
@@ -16,19 +17,29 @@ _COLUMNS = ("what", "tokens", "setting", "dense", "Focus", "ratio", "limit", "co
 #: Of counts; numbers with strokes between them are those of each batch size.
 _LAUNCH_COLUMNS = ("what", "tokens", "routing", "path", "dense", "Focus", "host syncs", "waits for")
 
-#: Columns of words; the others are numbers.
-_WORDS = ("what", "setting", "how", "routing", "path", "waits for")
+#: Of predictions, likewise.
+_PREDICTED_COLUMNS: tuple[str, ...] = (
+    *("prediction", "device", "tokens", "groups", "path", "batch"),
+    *("predicted ratio", "in a CUDA graph", "limit", "launches", "measured"),
+)
 
-Result = Measurement | Launches
+#: Columns of words; the others are numbers.
+_WORDS = ("what", "setting", "how", "routing", "path", "waits for", "prediction", "device", "groups")
+
+#: Titles of tables that would be taken for something else without one.
+_PREDICTED = "Predictions, not measurements: routing and attention of one layer"
+_TITLES: dict[tuple[str, ...], str] = {_PREDICTED_COLUMNS: _PREDICTED}
+
+Result = Measurement | Launches | Prediction
 
 
 def tables(results: Sequence[Result], width: int) -> list[Table]:
-    """Rich tables of what was measured and of what was counted; on a narrow screen without their last columns."""
+    """Rich tables of what was measured, counted, predicted; on a narrow screen without their last columns."""
     return [_table(columns if width >= 140 else columns[:-1], rows) for columns, rows in _parts(results)]
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    result = Table()
+    result = Table(title=_TITLES.get(tuple(columns)) or _TITLES.get((*columns, "measured")))
     for column in columns:
         is_text = column in _WORDS
         result.add_column(column, justify="left" if is_text else "right", no_wrap=not is_text, overflow="fold")
@@ -41,7 +52,8 @@ def to_markdown(results: Sequence[Result]) -> str:
     """Markdown tables, likewise."""
     found = []
     for columns, rows in _parts(results):
-        lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+        title = [f"{_TITLES[tuple(columns)]}\n"] if tuple(columns) in _TITLES else []
+        lines = [*title, "| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
         found.append("\n".join([*lines, *("| " + " | ".join(cells) + " |" for cells in rows)]))
     return "\n\n".join(found)
 
@@ -50,7 +62,30 @@ def _parts(results: Sequence[Result]) -> list[tuple[Sequence[str], list[list[str
     """Columns and rows of each table that has any."""
     measured = [_cells(result) for result in results if isinstance(result, Measurement)]
     counted = [_launch_cells(result) for result in results if isinstance(result, Launches)]
-    return [(columns, rows) for columns, rows in ((_COLUMNS, measured), (_LAUNCH_COLUMNS, counted)) if rows]
+    predicted = [_predicted_cells(result) for result in results if isinstance(result, Prediction)]
+    parts = (_COLUMNS, measured), (_LAUNCH_COLUMNS, counted), (_PREDICTED_COLUMNS, predicted)
+    return [(columns, rows) for columns, rows in parts if rows]
+
+
+def _predicted_cells(predicted: Prediction) -> list[str]:
+    setting = predicted.setting
+    return [
+        predicted.phase,
+        predicted.device.name,
+        f"{setting.length:,}",
+        f"K={setting.num_groups} k={setting.top_k}",
+        predicted.path,
+        " / ".join(str(batch) for batch in predicted.dense),
+        _ratios(predicted.ratio),
+        _ratios(predicted.recorded) if predicted.device.overlaps else "",
+        f"{predicted.limit:.2f}x",
+        _by_batch(predicted.launches),
+        _ratios(predicted.measured),
+    ]
+
+
+def _ratios(ratios: dict[int, float]) -> str:
+    return " / ".join(f"{ratio:.2f}x" for ratio in ratios.values())
 
 
 def _launch_cells(counted: Launches) -> list[str]:

@@ -18,16 +18,18 @@ from ..output import deliver
 from ..progress import progress_display
 from ..records import Results, check_writable, load_results, read_config, save_results
 from .attention import bench_attention, bench_decode
+from .devices import HERE
 from .launches import bench_launches
 from .memory import bench_memory
 from .model import bench_model
+from .predict import BATCHES, bench_predict
 from .report import Result, save_plot, tables, to_markdown
 from .serving import bench_serving
 from .settings import Measurement, Setting
 from .training import bench_training
 
 #: What can be measured.
-KINDS = ("attention", "decode", "model", "memory", "training", "serving", "launches")
+KINDS = ("attention", "decode", "model", "memory", "training", "serving", "launches", "predict")
 
 #: Large enough for a process' allocator to keep what it frees from now on, as after loading any model.
 _WARM_UP_BYTES = 31 * 2**20
@@ -40,6 +42,8 @@ def run_bench(
     base: str | None = None,
     adapter: str | None = None,
     device_map: str | None = None,
+    on: Sequence[str] = (HERE,),
+    batches: Sequence[int] = BATCHES,
     write: bool = False,
     threads: int | None = None,
     seconds: float = 5.0,
@@ -55,6 +59,8 @@ def run_bench(
         base: model for ``"model"`` and ``"serving"``.
         adapter: for ``"model"`` and ``"serving"``, a folder or a Hub id; see `adapter_settings`.
         device_map: how accelerate spreads a model that is given; see `check_placement`.
+        on: devices for ``"predict"``, see `devices.check_devices`.
+        batches: for ``"predict"``.
         write: put the figures into the adapter's folder; its card shows them from then on.
         threads: of PyTorch on CPU.
         seconds: for each setting, at least.
@@ -80,6 +86,7 @@ def run_bench(
         "training": lambda setting: bench_training(setting, seconds),
         "serving": lambda setting: bench_serving(setting, base, adapter, device_map),
         "launches": lambda setting: list(bench_launches(setting)),
+        "predict": lambda setting: list(bench_predict(setting, on, batches)),
     }
     results: list[Result] = []
     with progress_display(Console(stderr=True)) as progress:
