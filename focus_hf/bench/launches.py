@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -86,24 +86,31 @@ def bench_launches(setting: Setting, batches: Sequence[int] = BATCHES) -> Iterat
 
 
 @torch.no_grad()
-def count_decode_by_groups(setting: Setting, batch: int, cached: int = 512) -> int:
+def count_decode_by_groups(setting: Setting, batch: int, kernel: str, cached: int = 512) -> int:
     """How many operations more than with dense attention a layer launches for a decoded token, cached by groups.
 
     Args:
         setting: groups and window.
         batch: sequences.
+        kernel: the backend, of `STORED`.
         cached: tokens of each; they decide nothing.
     """
-    short = replace(setting, length=max(cached, 2 * setting.local_window))
-    counted = _count_decode(replace(short, heads=4, kv_heads=2, head_dim=16, dtype="float32", device="cpu"), batch)
+    small = Setting(
+        max(cached, 2 * setting.local_window),
+        setting.num_groups,
+        setting.top_k,
+        setting.local_window,
+        setting.sink_tokens,
+    )
+    counted = _count_decode(small, batch, kernel)
     return counted.focus[batch] - counted.dense[batch]
 
 
 @functools.cache
-def _count_decode(setting: Setting, batch: int) -> Launches:
+def _count_decode(setting: Setting, batch: int, kernel: str) -> Launches:
     model = _model(setting, "shared")
     _prefill(model, setting, batch=1)()  # what is done once for each adapter
-    stored, path, kernel = STORED[0]
+    stored, path, _ = next(way for way in STORED if way[2] == kernel)
     _route(model, path, kernel)
     return _counts(model, setting, [batch], "decode", "shared", f"{stored}, {path}, {kernel}")
 

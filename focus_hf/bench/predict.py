@@ -138,9 +138,10 @@ def works(setting: Setting, phase: str, path: str, batch: int, *, on_cpu: bool) 
         dense, focus = calls(setting, phase, batch, "cpu", FlashStandIn() if not on_cpu else None)
         found = [_record(dense), _record(focus) if path != BY_GROUPS else []]
     if path == BY_GROUPS:
+        kernel = "cpu-flash" if on_cpu else "torch-flash"
         row = 2 * setting.kv_heads * setting.head_dim * setting.torch_dtype.itemsize
         read = Work("keys read", batch * keys_read(setting) * row)
-        found[1] = [read] + [Work("around it", 0.0)] * count_decode_by_groups(setting, batch)
+        found[1] = [read] + [Work("around it", 0.0)] * count_decode_by_groups(setting, batch, kernel)
     return found[0], found[1]
 
 
