@@ -83,7 +83,7 @@ $(VLLM_READY): pyproject.toml
 	$(PYTHON) -m venv $(VLLM_VENV)
 	$(VLLM_VENV)/bin/python -m pip install --quiet --upgrade pip
 	$(VLLM_VENV)/bin/python -m pip install --quiet $(TORCH)
-	$(VLLM_VENV)/bin/python -m pip install --quiet $(VLLM) pytest pytest-timeout --editable .
+	$(VLLM_VENV)/bin/python -m pip install --quiet $(VLLM) pytest pytest-timeout --editable ".[hub]"
 	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $(VLLM_READY)
 

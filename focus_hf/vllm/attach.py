@@ -6,6 +6,7 @@ from inspect import signature
 from typing import Any
 
 from torch import nn
+from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
 from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.models.utils import extract_layer_index
 from vllm.v1.attention.backend import AttentionType
@@ -31,6 +32,7 @@ def attach(model: nn.Module, vllm_config: Any, adapter: ServedAdapter) -> None:
     """
     register_backend(AttentionBackendEnum.CUSTOM, f"{FocusBackend.__module__}.{FocusBackend.__qualname__}")
     tensors = adapter.tensors()
+    part = get_tensor_model_parallel_rank(), get_tensor_model_parallel_world_size()
     here = {id(layer): layer for layer in vllm_config.compilation_config.static_forward_context.values()}
     for name, module in model.named_modules():
         for layer in module.children():
@@ -43,7 +45,7 @@ def attach(model: nn.Module, vllm_config: Any, adapter: ServedAdapter) -> None:
             if number in tensors:
                 device = next(module.parameters()).device
                 own = {kind: tensor.to(device) for kind, tensor in tensors[number].items()}
-                impl.router = LayerRouter(adapter.config, number, own)
+                impl.router = LayerRouter(adapter.config, number, own, layer.num_kv_heads, part)
             layer.impl, layer.attn_backend, layer.backend = impl, FocusBackend, AttentionBackendEnum.CUSTOM
             module.register_forward_pre_hook(_Route(impl, module), with_kwargs=True)
     if here:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .. import routing
 from ..adapter import FocusConfig
-from ..adapter.heads import HeadScores, head_classes, head_scores, shared_columns, top_ks_by_head
+from ..adapter.heads import classes_of_part, head_classes, head_scores, shared_columns, top_ks_by_head
 from ..attention import EVERYTHING, HeadClass, Pattern
 
 
@@ -20,14 +20,25 @@ class LayerRouter:
         config: of the adapter.
         layer: index of the layer.
         tensors: of the layer by kind, on the layer's device.
+        kv_heads: key/value heads that this process has of the layer; ``None``: all.
+        part: which of how many parts of them, see `classes_of_part`.
     """
 
-    def __init__(self, config: FocusConfig, layer: int, tensors: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self,
+        config: FocusConfig,
+        layer: int,
+        tensors: Mapping[str, Tensor],
+        kv_heads: int | None = None,
+        part: tuple[int, int] | None = None,
+    ) -> None:
         self.config = config
         self.layer = layer
         self.tensors = tensors
         self.pattern, self.top_k = config.pattern, config.top_k
         self.classes: tuple[HeadClass, ...] | None = None if config.plain else head_classes(config, layer)
+        if self.classes is not None and kv_heads is not None:
+            self.classes = classes_of_part(self.classes, kv_heads, part)
 
     def columns(self, hidden_states: Tensor) -> tuple[Tensor, Tensor | None]:
         """Memberships of tokens for all classes of heads, and the groups that they read where these are others.
@@ -45,7 +56,7 @@ class LayerRouter:
         if not own:
             nothing = hidden_states.new_zeros(hidden_states.shape[0], 0, dtype=torch.bool)
             return nothing, nothing
-        by_head: HeadScores = head_scores(
+        by_head = head_scores(
             hidden_states[None],
             own["focus_proj"],
             own["focus_query_proj"],

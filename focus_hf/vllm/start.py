@@ -100,8 +100,9 @@ def _not_served(config: Any) -> str | None:
         return f"--kv-cache-dtype {cache.cache_dtype} does not work with it; leave it at auto"
     if config.kv_transfer_config is not None:
         return "keys that are moved or kept elsewhere lose their groups; leave --kv-transfer-config and offloading out"
-    if parallel.tensor_parallel_size > 1:
-        return "its heads are not split over devices yet; use --tensor-parallel-size 1"
+    heads, parts = config.model_config.get_total_num_kv_heads(), parallel.tensor_parallel_size
+    if heads % parts:
+        return f"its {heads} key/value heads cannot be split over {parts} devices; lower --tensor-parallel-size"
     if parallel.decode_context_parallel_size > 1 or parallel.prefill_context_parallel_size > 1:
         return "it needs whole sequences on a device; leave context parallelism out"
     return None

@@ -88,6 +88,7 @@ def test_dials(saved):
         ({"cache_dtype": "fp8"}, "--kv-cache-dtype fp8"),
         ({"kv_transfer_config": object()}, "--kv-transfer-config"),
         ({"decode_context_parallel_size": 2}, "context parallelism"),
+        ({"tensor_parallel_size": 4}, "2 key/value heads cannot be split over 4 devices"),
         ({"use_mla": True}, "MLA"),
         ({"hf_config": SimpleNamespace(is_encoder_decoder=True)}, "encoder and a decoder"),
         ({"architectures": ["Gemma2ForCausalLM"]}, "Gemma2ForCausalLM"),
