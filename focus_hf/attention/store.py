@@ -96,6 +96,7 @@ class GroupedStore:
         #: has, in lists or not; tokens in lists.
         self._waiting, self._intact, self._moved = 0, self._ring, 0
         self._runs: dict[int, list[tuple[int, list[slice]]]] = {}
+        self._first: Tensor | None = None
 
     @property
     def spare(self) -> int:
@@ -135,8 +136,13 @@ class GroupedStore:
         visible |= (self.codes[:, None, slots] & codes[..., None]) != 0
         if self.pattern.dense_below:
             visible |= positions[..., None] < self.pattern.dense_below
-        first = torch.where(self._in_ring[slots], self._settled[:, None], 0)  # what is before it is in a list
-        return visible.logical_and_(distance >= 0).logical_and_(placed >= first[:, None])
+        return visible.logical_and_(distance >= 0).logical_and_(placed >= self._first_here()[:, None, slots])
+
+    def _first_here(self) -> Tensor:
+        """The first position that counts in each slot, ``(B, N)``: what the ring has of earlier ones is in lists."""
+        if self._first is None:
+            self._first = torch.where(self._in_ring, self._settled[:, None], 0)
+        return self._first
 
     def reads(self, positions: Tensor, codes: Tensor) -> Tensor:
         """Which lists queries attend to, all tokens of them: bool ``(B, Q, lists)``. Arguments as for `visible`."""
@@ -186,7 +192,8 @@ class GroupedStore:
         if groups_each != self.groups_each:
             self.groups_each = None
         new, before = columns[:, columns.shape[1] - count :], self.next_position
-        self.columns, self.next_position = columns, torch.maximum(before, new.amax(dim=1) + 1)
+        last = new[:, 0] if count == 1 else new.amax(dim=1)
+        self.columns, self.next_position = columns, torch.maximum(before, last + 1)
         if self._waiting + count > self._ring:
             if count <= self.spare:
                 self._settle(before - window, self._waiting - window)
@@ -194,7 +201,7 @@ class GroupedStore:
                 limit = self.next_position - window
                 self._settle(torch.minimum(limit, before), self._waiting)
                 self._move(keys, values, codes, new, (new >= self.pattern.sink_tokens) & (new < limit[:, None]))
-                self._settled = torch.maximum(self._settled, limit)
+                self._settle_until(torch.maximum(self._settled, limit))
                 fits = (new >= self.next_position[:, None] - self._ring) | (new < self.pattern.sink_tokens)
                 new, count = torch.where(fits, new, PADDING), 0
         self._waiting += count
@@ -202,8 +209,8 @@ class GroupedStore:
 
     def _slots(self, positions: Tensor) -> Tensor:
         """Where recent tokens are; nobody's slot for padding."""
-        first = self.pattern.sink_tokens
-        return torch.where(positions < first, positions + 1, (positions - first) % self._ring + (first + 1))
+        sinks = self.pattern.sink_tokens
+        return torch.where(positions < sinks, positions + 1, positions % self._ring + (sinks + 1))
 
     def _write(self, slots: Tensor, keys: Tensor, values: Tensor, codes: Tensor, positions: Tensor) -> None:
         self.keys.transpose(1, 2)[self._rows, slots] = keys.transpose(1, 2)
@@ -220,8 +227,15 @@ class GroupedStore:
         positions = self._settled[:, None] + torch.arange(most, device=self.device)
         keys, values, codes = self._read(self._slots(positions))
         self._move(keys, values, codes, positions, positions < limit[:, None])
-        self._settled = torch.maximum(self._settled, limit)
+        self._settle_until(torch.maximum(self._settled, limit))
         self._waiting = self.pattern.local_window
+
+    def _settle_until(self, positions: Tensor) -> None:
+        self._settled, self._first = positions, None
+
+    def _forget(self) -> None:
+        """What was derived from lists and slots holds no more."""
+        self._runs, self._first = {}, None
 
     def _move(self, keys: Tensor, values: Tensor, codes: Tensor, positions: Tensor, keep: Tensor) -> None:
         """Append those tokens ``(B, n)`` to their lists that are to be kept, in their order."""
@@ -245,7 +259,7 @@ class GroupedStore:
         slots = torch.where(kept, self.tables.flatten(1).gather(1, entry) * self.page + place % self.page, 0)
         slots = torch.empty_like(slots).scatter_(1, order, slots)
         self._write(slots, keys, values, codes, torch.where(keep, positions, PADDING))
-        self._runs.clear()
+        self._forget()
 
     def _hand_out_pages(self) -> None:
         """Give lists that have outgrown their pages new ones from the end of the pool."""
@@ -313,8 +327,8 @@ class GroupedStore:
         self.columns = self.columns[:, : self.columns.shape[1] - count]
         none = self._numbers(self.columns.shape[0], 1, fill=PADDING)
         self.next_position = torch.cat([none, self.columns], dim=1).amax(dim=1) + 1
-        self._settled = torch.minimum(self._settled, self.next_position - self.pattern.local_window)
-        self._settled = self._settled.clamp(min=self.pattern.sink_tokens)
+        settled = torch.minimum(self._settled, self.next_position - self.pattern.local_window)
+        self._settle_until(settled.clamp(min=self.pattern.sink_tokens))
         self._waiting, self._intact = max(self._waiting, self.pattern.local_window), self._intact - count
         if self._intact < self.pattern.local_window:
             self._refill()
@@ -325,7 +339,7 @@ class GroupedStore:
             own = torch.searchsorted(self._list_codes, codes.contiguous()).clamp(max=len(self.list_codes) - 1)
             self.lengths = self.lengths.scatter_add(1, own, -gone.long())
         positions.masked_fill_(gone, PADDING)
-        self._runs.clear()
+        self._forget()
 
     def _refill(self) -> None:
         """Put the last tokens back into the ring, from wherever they are."""
@@ -337,8 +351,7 @@ class GroupedStore:
 
     def _find(self, positions: Tensor) -> Tensor:
         """The slots of tokens by their positions ``(B, n)``; nobody's slot for padding."""
-        first = torch.where(self._in_ring, self._settled[:, None], 0)
-        here = (self.positions >= first) & (self.positions < self.next_position[:, None])
+        here = (self.positions >= self._first_here()) & (self.positions < self.next_position[:, None])
         at = torch.where(here, self.positions + 1, 0)
         slot = torch.arange(at.shape[1], device=self.device).expand_as(at)
         slots = self._numbers(at.shape[0], max(self.columns.shape[1], 1) + 1).scatter_(1, at, slot)
@@ -351,7 +364,7 @@ class GroupedStore:
         for name in self._BY_ROW:
             setattr(self, name, getattr(self, name).index_select(0, rows))
         self._rows = torch.arange(rows.shape[0], device=self.device)[:, None]
-        self._runs.clear()
+        self._forget()
 
     def restore(self) -> tuple[Tensor, Tensor, Tensor]:
         """Every token in its column: keys ``(B, H_kv, S, D)``, values ``(B, H_kv, S, D_v)``, memberships bool
