@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.profiler import record_function
 
-from .device_path import attend_on_device, finish, flat_tokens, merge_results
+from .device_path import attend_on_device, finish, flat_tokens
 from .device_plan import SortedRows, Tokens, make_device_plan
 from .kernels import Kernel
 from .mask import WhoAttends
@@ -46,16 +46,14 @@ def device_lookup_attention(problem: Problem, kernel: Kernel, lookup: Lookup, bl
         near = make_device_plan(who.without_groups(), num_queries)
         far = make_lookup_plan(who, num_queries, block)
     q, k, v = flat_tokens(problem)
-    output, lse = attend_on_device(q, k, v, near, problem.scores.scale, kernel, needs_lse=True)
-    assert lse is not None
     with record_function("focus: groups"):
         found, log = lookup(q, k, v, far.asking, far.limits, far.keys, far.blocks, problem.scores.scale)
     with record_function("focus: gather"):
         found, log = (x.index_select(0, far.slots.flatten()).unflatten(0, far.slots.shape) for x in (found, log))
-        found = torch.where(far.asks[:, None, None, None], found, 0.0)  # behind the last list is anything, NaN too
-        log = torch.where(far.asks[:, None, None], log, float("-inf"))
-    logits = problem.scores.sink_logits
-    output, lse = merge_results([(output[:, None], lse[:, None]), (found, log)], logits is not None)
+        found = found.masked_fill(far.silent[:, None, None, None], 0.0)  # behind the last list is anything, NaN too
+        log = log.masked_fill(far.silent[:, None, None], float("-inf"))
+    scale, needs_lse = problem.scores.scale, problem.scores.sink_logits is not None
+    output, lse = attend_on_device(q, k, v, near, scale, kernel, needs_lse, more=[(found, log)])
     return finish(problem, output, lse, near.is_real)
 
 
@@ -66,7 +64,7 @@ class LookupPlan:
     Args:
         asking, limits, keys, blocks: see `kernels.triton_lookup.lookup_forward`.
         slots: ``(B * Q, r)``, where among the readers each query's are.
-        asks: ``(B * Q,)`` bool, queries that have distant pairs; the slots of others mean nothing.
+        silent: ``(B * Q,)`` bool, queries that have no distant pairs; their slots mean nothing.
     """
 
     asking: Tensor
@@ -74,7 +72,7 @@ class LookupPlan:
     keys: Tensor
     blocks: tuple[Tensor, Tensor, Tensor]
     slots: Tensor
-    asks: Tensor
+    silent: Tensor
 
 
 def make_lookup_plan(who: WhoAttends, num_queries: int, block: int) -> LookupPlan:
@@ -85,14 +83,15 @@ def make_lookup_plan(who: WhoAttends, num_queries: int, block: int) -> LookupPla
     num_rows, reads_each = tokens.num_segments * num_groups, known.reads_each
 
     row = tokens.segment * num_groups + who.memberships.byte().argmax(dim=-1)
-    row = torch.where(who.positions >= pattern.sink_tokens, row, num_rows).flatten()
-    lists = SortedRows.by_row(row, num_rows)
+    row = row.masked_fill(who.positions < pattern.sink_tokens, num_rows).flatten()
+    numbers = torch.arange(num_rows + 1, device=device)
+    lists = SortedRows.by_row(row, numbers)
 
     place, segment = tokens.asking(who.positions), tokens.asking(tokens.segment)
-    asks = place >= max(pattern.dense_below, pattern.local_window + 1 + pattern.sink_tokens)
+    silent = place < max(pattern.dense_below, pattern.local_window + 1 + pattern.sink_tokens)
     own = tokens.asking(reads).byte().sort(dim=-1, descending=True, stable=True).indices[..., :reads_each]
-    reader_row = torch.where(asks[..., None], segment[..., None] * num_groups + own, num_rows).flatten()
-    readers = SortedRows.by_row(reader_row, num_rows)
+    reader_row = (segment[..., None] * num_groups + own).masked_fill(silent[..., None], num_rows).flatten()
+    readers = SortedRows.by_row(reader_row, numbers)
     asking, reader_row = readers.order // reads_each, reader_row.index_select(0, readers.order)
 
     at_key = (row * _STRIDE + who.positions.flatten()).index_select(0, lists.order)
@@ -108,4 +107,4 @@ def make_lookup_plan(who: WhoAttends, num_queries: int, block: int) -> LookupPla
     first = readers.offsets.index_select(0, of_row) + earlier
     blocks = first, readers.offsets.index_select(0, of_row + 1).long(), lists.offsets.index_select(0, of_row).long()
     slots = readers.places().view(-1, reads_each)
-    return LookupPlan(asking, limits, lists.order, blocks, slots, asks.flatten())
+    return LookupPlan(asking, limits, lists.order, blocks, slots, silent.flatten())

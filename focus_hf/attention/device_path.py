@@ -6,6 +6,7 @@ nothing read back: the host runs ahead, ``torch.compile`` sees one graph, a CUDA
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -55,13 +56,32 @@ def _by_sequence(problem: Problem, output: Tensor) -> Tensor:
 
 
 def attend_on_device(
-    query: Tensor, key: Tensor, value: Tensor, plan: DevicePlan, scale: float, kernel: Kernel, needs_lse: bool
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    plan: DevicePlan,
+    scale: float,
+    kernel: Kernel,
+    needs_lse: bool,
+    more: Sequence[tuple[Tensor, Tensor]] = (),
 ) -> tuple[Tensor, Tensor | None]:
-    """Run a plan on flat tokens: output ``(B * Q, H, D_v)``, and its logsumexp ``(B * Q, H)`` if it is needed."""
-    results = [_run(part, query, key, value, scale, kernel) for part in plan.parts]
-    output, lse = merge_results(results, needs_lse)
+    """Run a plan on flat tokens.
+
+    Args:
+        query, key, value: see `flat_tokens`.
+        plan: for these tokens.
+        scale: factor on ``q . k``.
+        kernel: the backend.
+        needs_lse: whether to return it.
+        more: results over other keys, to be merged with those of the plan's parts; as `_run` gives them.
+
+    Returns:
+        Output ``(B * Q, H, D_v)``, and its logsumexp ``(B * Q, H)`` if it is needed.
+    """
+    results = [*(_run(part, query, key, value, scale, kernel) for part in plan.parts), *more]
+    output, lse = _merge(results, needs_lse)
     if plan.dense is not None and plan.is_dense is not None:
-        dense, dense_lse = merge_results([_run(plan.dense, query, key, value, scale, kernel)], needs_lse)
+        dense, dense_lse = _merge([_run(plan.dense, query, key, value, scale, kernel)], needs_lse)
         output = torch.where(plan.is_dense[:, None, None], dense, output)
         if lse is not None and dense_lse is not None:
             lse = torch.where(plan.is_dense[:, None], dense_lse, lse)
@@ -90,10 +110,11 @@ def _run(
     with record_function("focus: groups" if part.window is None else "focus: window"):
         output, lse = kernel.forward(q, k, v, _call(part, scale))
     if part.slots is None:
-        return output[:, None], lse[:, None]
-    with record_function("focus: gather"):
-        count = part.slots.shape[1]
-        output, lse = (_take(x, part.slots.flatten()).unflatten(0, (-1, count)) for x in (output, lse))
+        output, lse = output[:, None], lse[:, None]
+    else:
+        with record_function("focus: gather"):
+            count = part.slots.shape[1]
+            output, lse = (_take(x, part.slots.flatten()).unflatten(0, (-1, count)) for x in (output, lse))
     if part.no_keys is not None:
         lse = lse.masked_fill(part.no_keys[:, None, None], float("-inf"))
     return output, lse
@@ -107,7 +128,7 @@ def _take(tokens: Tensor, index: Tensor | None) -> Tensor:
     return tokens if index is None else tokens.index_select(0, index)
 
 
-def merge_results(results: list[tuple[Tensor, Tensor]], needs_lse: bool) -> tuple[Tensor, Tensor | None]:
+def _merge(results: list[tuple[Tensor, Tensor]], needs_lse: bool) -> tuple[Tensor, Tensor | None]:
     """Results over disjoint sets of keys, as `_run` gives them, into one: weighted by their logsumexps."""
     if len(results) == 1 and results[0][1].shape[1] == 1:
         return results[0][0][:, 0], results[0][1][:, 0]
@@ -198,6 +219,8 @@ def _add_gradients(
         counted = torch.zeros(log.shape[0] + 1, dtype=torch.bool, device=log.device)
         counted = counted.index_fill(0, where.flatten(), True)[:-1]
         log = log.masked_fill(~counted[:, None], float("inf"))
+    elif mine is not None:
+        log = log.masked_fill(~mine[:, None], float("inf"))
     dq, dk, dv = kernel.backward(g, q, k, v, o, log, _call(part, scale))
     if part.slots is not None:
         dq = _take(dq, part.slots.flatten()).unflatten(0, part.slots.shape).sum(dim=1)

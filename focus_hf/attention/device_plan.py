@@ -49,7 +49,7 @@ class DevicePlan:
     """The parts of one attention call over flat tokens.
 
     Args:
-        parts: of queries that are not dense, disjoint: their results are merged.
+        parts: of queries that are not dense, disjoint: their results are merged. What they say of others is not used.
         dense: of queries below ``dense_below``, alone.
         is_dense: ``(B * Q,)`` bool, which these are.
         is_real: ``(B * Q,)`` bool, ``False`` for padding; ``None`` where there is none.
@@ -69,11 +69,10 @@ class SortedRows:
     offsets: Tensor
 
     @classmethod
-    def by_row(cls, row: Tensor, num_rows: int) -> SortedRows:
-        """Sort candidates by row, in their order within one; ``num_rows`` stands for no row."""
+    def by_row(cls, row: Tensor, numbers: Tensor) -> SortedRows:
+        """Sort candidates by row, in their order within one; ``numbers`` are those of all rows, and that of none."""
         rows, order = torch.sort(row.flatten(), stable=True)
-        offsets = torch.searchsorted(rows, torch.arange(num_rows + 1, device=row.device), out_int32=True)
-        return cls(order, offsets)
+        return cls(order, torch.searchsorted(rows, numbers, out_int32=True))
 
     def places(self) -> Tensor:
         """Where each candidate went."""
@@ -91,7 +90,8 @@ class Tokens:
         self.real = None if known.unpadded else who.positions != PADDING
         self.num_segments = self.batch * known.documents_each
         device = who.positions.device
-        segment = torch.arange(0, self.num_segments, known.documents_each, device=device)[:, None]
+        self.segments = torch.arange(self.num_segments + 1, device=device)  # their numbers, and that of none
+        segment = self.segments[: -1 : known.documents_each, None]
         if known.documents_each > 1:  # a document begins at position 0
             rank = (who.positions == 0).cumsum(dim=1) - 1
             segment = segment + rank.clamp(0, known.documents_each - 1)
@@ -101,12 +101,12 @@ class Tokens:
         """Of the queries."""
         return facts[:, self.num_keys - self.num_queries :]
 
-    def by_segment(self, keep: Tensor | None, queries: bool) -> SortedRows:
-        """Tokens that are kept, padding never, by document; of the queries only, or of all."""
+    def by_segment(self, drop: Tensor | None, queries: bool) -> SortedRows:
+        """Tokens but for those that are dropped, as padding always is, by document; of the queries only, or of all."""
         if self.real is not None:
-            keep = self.real if keep is None else keep & self.real
-        row = self.segment if keep is None else torch.where(keep, self.segment, self.num_segments)
-        return SortedRows.by_row(self.asking(row) if queries else row, self.num_segments)
+            drop = ~self.real if drop is None else drop | ~self.real
+        row = self.segment if drop is None else self.segment.masked_fill(drop, self.num_segments)
+        return SortedRows.by_row(self.asking(row) if queries else row, self.segments)
 
     def part(self, queries: SortedRows, keys: SortedRows, most_keys: int) -> DevicePart:
         """Rows by document, of which each has at most so many keys."""
@@ -133,13 +133,13 @@ def make_device_plan(who: WhoAttends, num_queries: int) -> DevicePlan:
     if below is not None:
         is_dense = tokens.asking(below).flatten()
         most = min(tokens.num_keys, dense_below)
-        dense = tokens.part(tokens.by_segment(below, queries=True), tokens.by_segment(below, queries=False), most)
+        dense = tokens.part(tokens.by_segment(beyond, queries=True), tokens.by_segment(beyond, queries=False), most)
 
     in_groups = _in_groups(who, tokens) if known.groups_each else None
     groups = (
         None if in_groups is None else _group_part(tokens, in_groups, below, known.groups_each, pattern.sink_tokens)
     )
-    window = _window_part(tokens, beyond)
+    window = _window_part(tokens, below)
     exclude = None
     if in_groups is not None:
         of_queries, of_keys = tokens.asking(in_groups).flatten(0, 1), in_groups.flatten(0, 1)
@@ -153,21 +153,21 @@ def _take(facts: Tensor, index: Tensor | None) -> Tensor:
     return facts if index is None else facts.index_select(0, index)
 
 
-def _window_part(tokens: Tokens, beyond: Tensor | None) -> DevicePart:
-    """Whole documents."""
-    if tokens.real is None and tokens.known.documents_each == 1 and beyond is None:  # nothing to be moved
+def _window_part(tokens: Tokens, below: Tensor | None) -> DevicePart:
+    """Whole documents, without the queries that are dense where tokens have to be moved anyhow."""
+    if tokens.real is None and tokens.known.documents_each == 1:  # nothing to be moved
         starts = torch.arange(tokens.batch + 1, dtype=torch.int32, device=tokens.positions.device)
         offsets = starts * tokens.num_queries, starts * tokens.num_keys
         return DevicePart(None, None, DeviceRows(*offsets, tokens.num_queries, tokens.num_keys))
     keys = tokens.by_segment(None, queries=False)
-    same = beyond is None and tokens.num_queries == tokens.num_keys
-    part = tokens.part(keys if same else tokens.by_segment(beyond, queries=True), keys, tokens.num_keys)
+    same = below is None and tokens.num_queries == tokens.num_keys
+    part = tokens.part(keys if same else tokens.by_segment(below, queries=True), keys, tokens.num_keys)
     return replace(part, keys=keys.order)
 
 
 def _sink_part(tokens: Tokens, window: DevicePart, sink_tokens: int) -> DevicePart:
     """The window's queries with all sinks of their document; a sliding cache may have dropped these."""
-    keys = tokens.by_segment(tokens.positions < sink_tokens, queries=False)
+    keys = tokens.by_segment(tokens.positions >= sink_tokens, queries=False)
     most = min(sink_tokens, tokens.num_keys)
     rows = DeviceRows(window.rows.cu_queries, keys.offsets, tokens.num_queries, most)
     empty = keys.offsets[1:] == keys.offsets[:-1]
@@ -192,10 +192,11 @@ def _group_part(
     num_rows = tokens.num_segments * num_groups
     row = (tokens.segment * num_groups)[..., None] + torch.arange(num_groups, device=device)
     row = torch.where(in_groups, row, num_rows)
-    keys = queries = SortedRows.by_row(row, num_rows)
+    numbers = torch.arange(num_rows + 1, device=device)
+    keys = queries = SortedRows.by_row(row, numbers)
     if below is not None or tokens.num_queries < tokens.num_keys:
         of_queries = row if below is None else row.masked_fill(below[..., None], num_rows)
-        queries = SortedRows.by_row(tokens.asking(of_queries), num_rows)
+        queries = SortedRows.by_row(tokens.asking(of_queries), numbers)
 
     more = tokens.num_segments * min(sink_tokens, tokens.num_keys) * (num_groups - groups_each)
     num_slots = min(tokens.batch * tokens.num_queries * groups_each + more, queries.order.shape[0])

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from focus_hf.attention import Known, Pattern, Problem, Scores, WhoAttends, attended_pairs, masked_attention
+from focus_hf.attention import Known, Pattern, Problem, Scores, WhoAttends, attended_pairs, heads, masked_attention
 from focus_hf.attention.device_lookup import device_lookup_attention
 from focus_hf.bench import LaunchCounter
 from focus_hf.bench.stand_in import FlashStandIn
@@ -126,6 +126,24 @@ def test_nothing_depends_on_data_or_grows_with_the_batch():
         assert not counter.syncs
         counts.append(counter.operations.total())
     assert counts[0] == counts[1]
+
+
+def test_heads_that_are_alike_take_at_most_three_times_the_operations_of_a_dense_layer(monkeypatch):
+    """As `attend_by_class` calls it on CUDA. A dense layer has 36: `focus-hf bench --what launches`."""
+    monkeypatch.setattr(
+        heads, "focus_attention", lambda problem, **_: device_lookup_attention(problem, FlashStandIn(), loops, block=4)
+    )
+    memberships, reads = (torch.cat([torch.rand(3, 50, 4).argsort(-1) < k] * 2, dim=-1) for k in (1, 2))
+    who = WhoAttends(
+        Pattern(6, 2), torch.arange(50).expand(3, -1), memberships, reads=reads, known=Known(1, unpadded=True)
+    )
+    query, key, value = (torch.randn(3, count, 50, 8) for count in (4, 2, 2))
+    problem = Problem(query, key, value, who, Scores(0.3))
+    alike = heads.HeadClass((0, 1), Pattern(6, 2), (slice(0, 4), slice(4, 8)), top_k=2)
+    with LaunchCounter() as counter:
+        heads.attend_by_class(problem, [alike])
+    assert counter.operations["lookup"] == 1 and counter.operations["varlen_stand_in"] == 3
+    assert counter.operations.total() <= 3 * 36
 
 
 #: Run apart: Triton looks at TRITON_INTERPRET when a kernel is defined.
