@@ -109,6 +109,11 @@ def test_heads_that_attend_in_different_ways(family: str, routing: str, max_batc
     assert_same(batch(model, prompts, pages(max_batch_tokens=max_batch_tokens)), alone(model, prompts))
 
 
+def test_more_groups_than_bits_of_a_number() -> None:
+    model, prompts = heads_model("llama", num_groups=70), prompts_of()
+    assert_same(batch(model, prompts), alone(model, prompts))
+
+
 @pytest.mark.parametrize(
     "changes", [{"top_k": 2}, {"sink_tokens": 0}, {"dense_below": 30}, {"num_groups": 3, "top_k": 3}]
 )

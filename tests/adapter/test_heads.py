@@ -73,8 +73,17 @@ def test_causal(family: str, routing: str) -> None:
 @families
 @routings
 def test_decoding_is_prefill(family: str, routing: str) -> None:
+    decoding_is_prefill(heads_model(family, routing))
+
+
+@routings
+def test_decoding_with_more_groups_than_bits_of_a_number(routing: str) -> None:
+    decoding_is_prefill(heads_model("llama", routing, num_groups=70))
+
+
+def decoding_is_prefill(model: Any) -> None:
     """Token by token, and in chunks, through the cache."""
-    model, ids = heads_model(family, routing), token_ids(length=40)
+    ids = token_ids(length=40)
     mask = torch.ones_like(ids)
     mask[1, :7] = 0
     whole = logits(model, ids, attention_mask=mask)
