@@ -27,9 +27,9 @@ def results():
 def test_it_is_sound_and_small():
     config = check_adapter(ADAPTER)
     assert config.base_model_name_or_path == BASE and config.routing == "per_head"
-    assert sorted(config.budgets, key=float) == ["0.1", "0.15", "0.25", "0.4"]
+    assert sorted(config.budgets, key=float) == ["0.1", "0.15", "0.24", "0.25", "0.4"]
     assert config.head_patterns == config.budgets["0.25"]
-    assert (ADAPTER / "adapter_model.safetensors").stat().st_size < 3_200_000
+    assert (ADAPTER / "adapter_model.safetensors").stat().st_size < 3_500_000
 
 
 def test_every_section_of_the_card_is_what_its_data_says():
@@ -58,8 +58,9 @@ def test_every_figure_stands_beside_dense_attention_and_a_window(results):
         assert evaluation.data in held_out and not evaluation.unopposed
         assert evaluation.revision == hash_of([str(ADAPTER / "held_out" / evaluation.data)])
         budgets = {float(row["budget"]) for row in evaluation.rows if row["mode"] == "hard"}
+        slack = 0.0 if evaluation.context_length >= 2048 else 0.012
         assert budgets and all(
-            row["pairs"] <= float(row["budget"]) + 0.01 for row in evaluation.rows if row["mode"] == "hard"
+            row["pairs"] <= float(row["budget"]) + slack for row in evaluation.rows if row["mode"] == "hard"
         )
     assert {evaluation.data for evaluation in results.evaluations} == held_out
     assert {2048, 4096} <= {evaluation.context_length for evaluation in results.evaluations}

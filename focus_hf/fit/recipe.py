@@ -57,7 +57,7 @@ class FitRecipe:
         "Groups of each head's own; without them heads have windows, or attend to everything.", True
     )
     uniform: bool = _option("All heads attend alike, for comparison.", False)
-    num_groups: int = _option("Groups per head (K).", 32)
+    num_groups: int = _option("Groups per head (K).", 64)
     group_dim: int = _option("Dimension of the centroids (d_g).", 16)
     local_window: int = _option("Distance beyond which queries are taught which groups to read.", 64)
     sink_tokens: int = _option("First tokens that every token may attend to.", 4)
