@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -19,6 +15,7 @@ from focus_hf.attention.device_lookup import device_lookup_attention
 from focus_hf.bench import LaunchCounter
 from focus_hf.bench.stand_in import FlashStandIn
 from tests.attention.test_exactness import packed, random_case
+from tests.attention.triton_apart import run_apart
 
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
 
@@ -169,31 +166,14 @@ print(json.dumps(worst))
 #: Compiled for GPUs that are not here: no registers may be spilled.
 COMPILED = """
 import json
-import re
-import subprocess
-import tempfile
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
 from focus_hf.attention.kernels import triton_lookup
+from tests.attention.triton_apart import usage
 
 constants = {"HEAD_DIM": 128, "WIDTH": 128, "QUERIES": triton_lookup.BLOCK_QUERIES, "KEYS": triton_lookup.BLOCK_KEYS}
 constants["LOWEST"] = -1e30
 types = dict.fromkeys(("query", "key", "value", "output"), "*bf16") | {"lse": "*fp32", "scale": "fp32"}
 types |= dict.fromkeys(("asking", "limits", "keys", "block_first", "block_stop", "block_list"), "*i64")
-signature = {n: "constexpr" if n in constants else types.get(n, "i32") for n in triton_lookup._lookup.arg_names}
-found = {}
-for target in (80, 90, 100):
-    source = ASTSource(fn=triton_lookup._lookup, signature=signature, constexprs=constants)
-    made = triton.compile(source, target=GPUTarget("cuda", target, 32), options={"num_warps": triton_lookup.WARPS})
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(made.asm["cubin"])
-        file.flush()
-        command = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", file.name]
-        usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    registers, stack = (int(re.search(name + r":(\\d+)", usage)[1]) for name in ("REG", "STACK"))
-    found[target] = {"registers": registers, "spilled": stack, "shared": made.metadata.shared}
-print(json.dumps(found))
+print(json.dumps(usage(triton_lookup._lookup, constants, types, triton_lookup.WARPS)))
 """
 
 
@@ -213,14 +193,6 @@ def made_up(heads, kv_heads, dim, dtype, block):
     plan = torch.cat(readers), torch.cat(limits), torch.cat(lists), tuple(torch.tensor(blocks).T.contiguous())
     doubles = [x.double() for x in tensors]
     return tensors, plan, lookup_by_reader(*doubles, *plan[:3], *plan[3], 0.3, block)
-
-
-def run_apart(script, **environment):
-    result = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, env={**os.environ, **environment}
-    )
-    assert result.returncode == 0, result.stderr
-    return json.loads(result.stdout)
 
 
 @needs_triton

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
-import json
-import os
-import subprocess
-import sys
 
 import pytest
+
+from tests.attention.triton_apart import run_apart
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
 
@@ -60,14 +58,9 @@ print(json.dumps(worst))
 
 COMPILED = """
 import json
-import re
-import subprocess
-import tempfile
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
 from focus_hf.attention.kernels import triton_decode
 from focus_hf.attention.store import PAGE
+from tests.attention.triton_apart import usage
 
 found = {}
 for dim in (64, 128):
@@ -76,28 +69,10 @@ for dim in (64, 128):
     types = dict.fromkeys(("query", "key", "value"), "*bf16") | dict.fromkeys(("output", "lse"), "*fp32")
     types |= dict.fromkeys(("visible", "reads"), "*i1") | dict.fromkeys(("lengths", "tables"), "*i64")
     types["scale"] = "fp32"
-    signature = {n: "constexpr" if n in constants else types.get(n, "i32") for n in triton_decode._paged.arg_names}
-    for target in (80, 90, 100):
-        source = ASTSource(fn=triton_decode._paged, signature=signature, constexprs=constants)
-        made = triton.compile(source, target=GPUTarget("cuda", target, 32), options={"num_warps": triton_decode.WARPS})
-        with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-            file.write(made.asm["cubin"])
-            file.flush()
-            command = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", file.name]
-            usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        registers, stack = (int(re.search(name + r":(\\d+)", usage)[1]) for name in ("REG", "STACK"))
-        key = f"{dim}, sm_{target}"
-        found[key] = {"registers": registers, "spilled": stack, "shared": made.metadata.shared}
+    for target, used in usage(triton_decode._paged, constants, types, triton_decode.WARPS).items():
+        found[f"{dim}, {target}"] = used
 print(json.dumps(found))
 """
-
-
-def run_apart(script, **environment):
-    result = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, env={**os.environ, **environment}
-    )
-    assert result.returncode == 0, result.stderr
-    return json.loads(result.stdout)
 
 
 def test_it_equals_the_definition_in_the_interpreter():
