@@ -58,13 +58,14 @@ def attend_store(
         return _attend_row_by_row(store, query, key, value, (codes, columns, groups_each), scores, kernel)
     positions = columns[:, columns.shape[1] - num_queries :]
     store.append(key, value, codes, columns, groups_each)
+    pool = store.pool
     if num_queries > 1 or kernel.paged is None or value.shape[-1] != key.shape[-1]:
         every_slot = slice(1, None)
         visible = store.visible(positions, codes, every_slot)[:, None]
-        return attend_under_mask(query, store.keys[:, :, every_slot], store.values[:, :, every_slot], visible, scores)
+        return attend_under_mask(query, pool.keys[:, :, every_slot], pool.values[:, :, every_slot], visible, scores)
     visible = store.visible(positions, codes, store.recent)[:, 0]
-    pages = Pages(visible, store.reads(positions, codes)[:, 0], store.lengths, store.tables, store.page)
-    output, lse = kernel.paged(query[:, :, 0], store.keys, store.values, pages, scores.scale)
+    pages = Pages(visible, store.reads(positions, codes)[:, 0], pool.lengths, pool.tables, pool.page)
+    output, lse = kernel.paged(query[:, :, 0], pool.keys, pool.values, pages, scores.scale)
     if scores.sink_logits is not None:
         output = output * torch.sigmoid(lse - scores.sink_logits.to(lse.dtype))[..., None]
     return output[:, :, None].to(query.dtype)
@@ -81,13 +82,13 @@ def _attend_singles(
     """One token of each row, which the ring has taken in; the time goes into the number of operations."""
     left_out = store.visible(positions, codes, store.recent).logical_not_()[:, 0, :, None]
     all_pairs, pools = left_out.new_ones(1, 1), _pools(store)
-    output = query.new_zeros(query.shape[0], 1, query.shape[1], store.values.shape[-1])
+    output = query.new_zeros(query.shape[0], 1, query.shape[1], store.pool.values.shape[-1])
     for row, (position, code) in enumerate(zip(positions[:, 0].tolist(), codes[:, 0].tolist(), strict=True)):
         if position == PADDING:
             continue
         own, everything = query[row].transpose(0, 1), position < store.pattern.dense_below
         parts = [_attend_all(own, pools, row, store.recent, scores.scale, kernel, (all_pairs, left_out[row]))]
-        for groups, stretches in store.runs(row):
+        for groups, stretches in store.pool.runs(row):
             if everything or groups & code:
                 parts += [_attend_all(own, pools, row, slots, scores.scale, kernel) for slots in stretches]
         whole = Accumulator(1, own.shape[1], output.shape[-1], own, every_query=True)
@@ -150,7 +151,7 @@ def _attend_few(
 ) -> Accumulator:
     """Some tokens that the ring has taken in."""
     query = asking.query
-    whole = Accumulator(query.shape[0], query.shape[1], store.values.shape[-1], query, every_query=True)
+    whole = Accumulator(query.shape[0], query.shape[1], store.pool.values.shape[-1], query, every_query=True)
     k, v = (pool[row, store.recent] for pool in _pools(store))
     whole.put(slice(0, query.shape[0]), *_masked_with_lse(query, k, v, visible, scale))
     _add_lists(whole, store, row, asking, scale, kernel)
@@ -175,7 +176,7 @@ def _add_lists(
     whole: Accumulator, store: GroupedStore, row: int, asking: Asking, scale: float, kernel: Kernel
 ) -> None:
     everything, pools = asking.positions < store.pattern.dense_below, _pools(store)
-    for code, stretches in store.runs(row):
+    for code, stretches in store.pool.runs(row):
         index = ((asking.codes & code != 0) | everything).nonzero().squeeze(-1)
         if index.numel():
             for slots in stretches:
@@ -187,7 +188,7 @@ _Pools = tuple[Tensor, Tensor]
 
 
 def _pools(store: GroupedStore) -> _Pools:
-    return store.keys.transpose(1, 2), store.values.transpose(1, 2)
+    return store.pool.keys.transpose(1, 2), store.pool.values.transpose(1, 2)
 
 
 def _attend_all(

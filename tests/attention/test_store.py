@@ -171,7 +171,7 @@ def test_it_attends_like_the_whole_sequence(
     assert torch.equal(memberships[real], naive.memberships[real]) and memberships[~real].all()
     assert not keys.transpose(1, 2)[~real].any()
     in_lists = (naive.real.sum(dim=-1) - window - sinks).clamp(min=0)
-    assert (stored.lengths.sum(dim=-1) <= in_lists).all()  # none twice
+    assert (stored.pool.lengths.sum(dim=-1) <= in_lists).all()  # none twice
 
 
 def filled(length, *, rows=2, groups=8, top_k=1, window=16, heads=KV_HEADS, dim=DIM):
@@ -192,11 +192,11 @@ def test_each_token_is_stored_once(monkeypatch, top_k):
         codes = stored.pack(torch.rand(2, 1, 8).argsort(-1) < top_k)
         stored.append(one, one, codes, torch.arange(length).expand(2, -1), top_k)
         if length in (1001, 2000, 3000):
-            pool = stored.keys.nbytes + stored.values.nbytes
-            lists = len(stored.list_codes)
+            pool = stored.pool.keys.nbytes + stored.pool.values.nbytes
+            lists = len(stored.pool.list_codes)
             assert 2 * length * per_token <= pool <= 2 * (1.27 * length + 2.5 * 16 * lists + 100) * per_token
-            assert stored.lengths.sum(dim=-1).min() >= length - 4 - 16 - stored.spare
-    stretches = [part for _, parts in stored.runs(0) for part in parts]
+            assert stored.pool.lengths.sum(dim=-1).min() >= length - 4 - 16 - stored.spare
+    stretches = [part for _, parts in stored.pool.runs(0) for part in parts]
     assert len(stretches) <= 2 * lists  # and a list is read in one or two
 
 
