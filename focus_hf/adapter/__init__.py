@@ -15,6 +15,7 @@ from .control import (  # noqa: E402
     set_routing,
 )
 from .heads import HeadView  # noqa: E402
+from .host_cache import FocusCache, HostTier  # noqa: E402
 from .layer import FocusLayer, Router, final_scores, focus_layers, groups_read  # noqa: E402
 from .model import FocusModel  # noqa: E402
 
@@ -22,10 +23,12 @@ register()
 
 __all__ = [
     "FORMAT_VERSION",
+    "FocusCache",
     "FocusConfig",
     "FocusLayer",
     "FocusModel",
     "HeadView",
+    "HostTier",
     "PairCount",
     "Router",
     "final_scores",

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer, EncoderDecoderCache
 
-from ..attention import MAX_GROUPS, PADDING, GroupedStore, Pattern, Scores, attend_store, takes
+from ..attention import MAX_GROUPS, PADDING, PAGE, GroupedStore, Pattern, Scores, attend_store, takes
 from ..attention.kernels import Kernel
 
 #: Cached tokens from which storage by groups pays, for each slab that a query reads (measured on CPU).
@@ -43,6 +43,7 @@ def cache_layer(cache: Cache, layer_idx: int) -> Any:
     layer: Any = cache.layers[layer_idx]
     if not hasattr(layer, "group_memberships"):
         layer.__class__ = _with_memberships(layer.__class__)
+        layer.device_pages = getattr(cache, "device_pages", None)  # of a `FocusCache`
     return layer
 
 
@@ -95,6 +96,8 @@ def can_store_by_groups(layer: Any, num_groups: int, top_k: int, kernel: Kernel)
         return False
     if layer.keys.dtype != layer.values.dtype:  # autocast leaves rotated keys in float32
         return False
+    if layer.device_pages is not None:
+        return math.comb(num_groups, top_k) <= MAX_SLABS and tokens_seen(layer) > layer.device_pages * PAGE
     if layer.keys.device.type != "cpu" and (kernel.paged is None or layer.groups_each is None):
         return False  # it would read everything, or the device would have to be asked which sets of groups there are
     slabs = math.comb(num_groups, top_k)
@@ -112,7 +115,7 @@ def store_by_groups(layer: Any, pattern: Pattern, positions: Tensor, *, unpadded
         unpadded: there is none.
     """
     known, each = layer.group_memberships, layer.groups_each
-    store = GroupedStore(pattern, known.shape[-1], each, like=(layer.keys, layer.values))
+    store = GroupedStore(pattern, known.shape[-1], each, (layer.keys, layer.values), layer.device_pages)
     store.append(layer.keys, layer.values, store.pack(known), positions, each)
     layer.start_store(store, unpadded)
 
@@ -186,6 +189,8 @@ def _with_memberships(layer_class: type) -> type:
         group_owner: object = None
         #: Every token is in exactly this many groups, if that is known without looking.
         groups_each: int | None = None
+        #: Pages of each row that the device has room for, when the store is in host memory.
+        device_pages: int | None = None
         #: While the layer is stored by groups; its own tensors are then empty.
         store: GroupedStore | None = None
         num_stored = 0

@@ -2,11 +2,13 @@
 
 from .biased import biased_focus_attention
 from .decode import attend_store, takes
+from .device_pages import DevicePages
 from .gated import GATES, HARD_GATE, gated_attention
 from .gathered import gather_index, gathered_attention
 from .grouped import grouped_focus_attention
 from .hard_gate import credit_memberships
 from .heads import EVERYTHING, HeadClass, attend_by_class, pairs_by_head, read_classes, write_classes
+from .host_tier import TieredPool
 from .kernels import KERNELS, Kernel, find_kernel, kernel_named
 from .mask import EVERY, PADDING, Known, Pattern, WhoAttends, attended_pairs, count_pairs, share_a_group
 from .masked import masked_attention, masked_focus_attention
@@ -14,7 +16,7 @@ from .merge import Accumulator, merge
 from .paths import PATHS, focus_attention
 from .plan import make_plan
 from .problem import Problem, Scores
-from .store import MAX_GROUPS, GroupedStore
+from .store import MAX_GROUPS, PAGE, GroupedStore
 
 __all__ = [
     "EVERY",
@@ -25,14 +27,17 @@ __all__ = [
     "KERNELS",
     "MAX_GROUPS",
     "PADDING",
+    "PAGE",
     "PATHS",
     "Accumulator",
+    "DevicePages",
     "HeadClass",
     "Kernel",
     "Known",
     "Pattern",
     "Problem",
     "Scores",
+    "TieredPool",
     "WhoAttends",
     "attend_by_class",
     "attend_store",

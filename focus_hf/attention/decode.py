@@ -12,10 +12,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .decode_fetched import attend_pieces
 from .grouped import attend_parts
+from .host_tier import TieredPool
 from .kernels import Call, Kernel, Pages
 from .mask import PADDING, WhoAttends
-from .masked import attend_under_mask
+from .masked import attend_under_mask, masked_with_lse
 from .merge import Accumulator
 from .plan import make_plan
 from .problem import Scores
@@ -54,6 +56,8 @@ def attend_store(
         ``(B, H, Q, D_v)``, zeros for padding.
     """
     codes, num_queries = store.pack(memberships), query.shape[2]
+    if isinstance(store.pool, TieredPool):
+        return attend_pieces(store, store.pool, query, (key, value, codes, columns, groups_each), scores, kernel)
     if kernel.one_row_at_a_time:
         return _attend_row_by_row(store, query, key, value, (codes, columns, groups_each), scores, kernel)
     positions = columns[:, columns.shape[1] - num_queries :]
@@ -73,7 +77,7 @@ def attend_store(
 
 def takes(store: GroupedStore, num_queries: int, kernel: Kernel) -> bool:
     """Whether so many new tokens can be attended against the store as it is."""
-    return kernel.one_row_at_a_time or num_queries <= store.spare
+    return kernel.one_row_at_a_time or num_queries <= store.spare or isinstance(store.pool, TieredPool)
 
 
 def _attend_singles(
@@ -153,7 +157,7 @@ def _attend_few(
     query = asking.query
     whole = Accumulator(query.shape[0], query.shape[1], store.pool.values.shape[-1], query, every_query=True)
     k, v = (pool[row, store.recent] for pool in _pools(store))
-    whole.put(slice(0, query.shape[0]), *_masked_with_lse(query, k, v, visible, scale))
+    whole.put(slice(0, query.shape[0]), *masked_with_lse(query, k, v, visible, scale))
     _add_lists(whole, store, row, asking, scale, kernel)
     return whole
 
@@ -204,15 +208,3 @@ def _attend_all(
     rows = Rows.single(query.shape[0], slots.stop - slots.start, query.device)
     call = Call(rows, scale, exclude=exclude, causal=False)
     return kernel.forward(query, pools[0][row, slots], pools[1][row, slots], call)
-
-
-def _masked_with_lse(query: Tensor, key: Tensor, value: Tensor, pairs: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Attention of few queries over few keys, spelled out: ``(Q, H, D)``, ``(S, H_kv, D)``, bool ``(Q, S)``."""
-    num_heads, kv_heads = query.shape[1], key.shape[1]
-    dtype = torch.promote_types(query.dtype, torch.float32)
-    q = query.unflatten(1, (kv_heads, num_heads // kv_heads)).to(dtype)
-    scores = torch.einsum("qgrd,sgd->qgrs", q, key.to(dtype)) * scale
-    scores = scores.masked_fill(~pairs[:, None, None], float("-inf"))
-    lse = scores.logsumexp(dim=-1)
-    output = torch.einsum("qgrs,sgd->qgrd", (scores - lse[..., None]).exp(), value.to(dtype))
-    return output.flatten(1, 2), lse.flatten(1, 2)

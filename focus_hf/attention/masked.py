@@ -99,3 +99,28 @@ def _sdpa(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scores: Score
         query, key, value, attn_mask=mask | empty, dropout_p=scores.dropout, scale=scores.scale
     )
     return output.masked_fill(empty, 0.0)
+
+
+def masked_with_lse(query: Tensor, key: Tensor, value: Tensor, pairs: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """Attention of few queries over few keys, spelled out, as a part of a larger one.
+
+    Args:
+        query: ``(..., Q, H, D)``.
+        key: ``(..., S, H_kv, D)``.
+        value: ``(..., S, H_kv, D_v)``.
+        pairs: bool ``(..., Q, S)``.
+        scale: factor on ``q . k``.
+
+    Returns:
+        Output ``(..., Q, H, D_v)`` and logsumexp ``(..., Q, H)``, at least float32; zeros and ``-inf`` for a query
+        without keys.
+    """
+    num_heads, kv_heads = query.shape[-2], key.shape[-2]
+    dtype = torch.promote_types(query.dtype, torch.float32)
+    q = query.unflatten(-2, (kv_heads, num_heads // kv_heads)).to(dtype)
+    scores = torch.einsum("...qgrd,...sgd->...qgrs", q, key.to(dtype)) * scale
+    scores = scores.masked_fill(~pairs[..., None, None, :], float("-inf"))
+    lse = scores.logsumexp(dim=-1)
+    weights = (scores - lse[..., None]).exp().nan_to_num(0.0)
+    output = torch.einsum("...qgrs,...sgd->...qgrd", weights, value.to(dtype))
+    return output.flatten(-3, -2), lse.flatten(-2)

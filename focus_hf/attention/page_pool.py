@@ -58,10 +58,16 @@ class PagePool:
     # -- slots ---------------------------------------------------------------------------------------------------
 
     def write(self, slots: Tensor, keys: Tensor, values: Tensor, codes: Tensor, positions: Tensor) -> None:
-        """Put tokens, keys ``(B, H_kv, n, D)`` and so on, into slots ``(B, n)``."""
+        """Put tokens, keys ``(B, H_kv, n, D)`` and so on, into the owner's slots ``(B, n)``."""
+        self._put(slots, keys, values)
+        self.codes[self._rows, slots], self.positions[self._rows, slots] = codes, positions
+
+    def _put(self, slots: Tensor, keys: Tensor, values: Tensor) -> None:
         self.keys.transpose(1, 2)[self._rows, slots] = keys.transpose(1, 2)
         self.values.transpose(1, 2)[self._rows, slots] = values.transpose(1, 2)
-        self.codes[self._rows, slots], self.positions[self._rows, slots] = codes, positions
+
+    def _put_in_lists(self, slots: Tensor, keys: Tensor, values: Tensor) -> None:
+        self._put(slots, keys, values)
 
     def read(self, slots: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Keys, values and codes at slots ``(B, n)``."""
@@ -124,7 +130,8 @@ class PagePool:
         entry = torch.where(kept, own * pages + place // self.page, 0)
         slots = torch.where(kept, self.tables.flatten(1).gather(1, entry) * self.page + place % self.page, 0)
         slots = torch.empty_like(slots).scatter_(1, order, slots)
-        self.write(slots, keys, values, codes, torch.where(keep, positions, PADDING))
+        self._put_in_lists(slots, keys, values)
+        self.codes[self._rows, slots], self.positions[self._rows, slots] = codes, torch.where(keep, positions, PADDING)
         self._runs = {}
 
     def take_back(self, first: Tensor) -> None:
@@ -173,14 +180,18 @@ class PagePool:
         target = torch.where(page < need[..., None], tables, total).flatten(1)
         source = self._numbers(held.shape[0], total + 1).scatter_(1, target, old.flatten(1))[:, :-1]
         source[:, : self.own_pages] = torch.arange(self.own_pages, device=self.device)
-        self.keys, self.values = (_take_pages(x, source, self.page) for x in (self.keys, self.values))
+        self._move_pages(source)
         self.codes, self.positions = (
-            _take_pages(x[:, None, :, None], source, self.page)[:, 0, :, 0] for x in (self.codes, self.positions)
+            take_pages(x[:, None, :, None], source, self.page)[:, 0, :, 0] for x in (self.codes, self.positions)
         )
         free = source == 0
         free[:, 0] = False
         self.positions.masked_fill_(free.repeat_interleave(self.page, dim=1), PADDING)
         self.tables, self._held, self._used = tables, held, self.own_pages + held.sum(dim=1)
+
+    def _move_pages(self, source: Tensor) -> None:
+        """Go on with these pages ``(B, n)``."""
+        self.keys, self.values = (take_pages(x, source, self.page) for x in (self.keys, self.values))
 
     # -- rows ----------------------------------------------------------------------------------------------------
 
@@ -196,7 +207,7 @@ class PagePool:
         return sum(getattr(self, name).nbytes for name in self._BY_ROW)
 
 
-def _take_pages(pool: Tensor, source: Tensor, page: int) -> Tensor:
+def take_pages(pool: Tensor, source: Tensor, page: int) -> Tensor:
     """Another pool ``(B, H, n * page, D)`` of these pages ``(B, n)`` of each row."""
     batch, heads, slots, width = pool.shape
     first = torch.arange(0, batch * heads * (slots // page), slots // page, device=pool.device).view(batch, heads, 1)

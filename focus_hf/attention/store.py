@@ -15,6 +15,7 @@ import itertools
 import torch
 from torch import Tensor
 
+from .host_tier import TieredPool
 from .mask import PADDING, Pattern
 from .page_pool import PagePool
 
@@ -57,16 +58,23 @@ class GroupedStore:
     _BY_ROW = ("columns", "next_position", "_settled")
 
     def __init__(
-        self, pattern: Pattern, num_groups: int, groups_each: int | None, like: tuple[Tensor, Tensor]
+        self,
+        pattern: Pattern,
+        num_groups: int,
+        groups_each: int | None,
+        like: tuple[Tensor, Tensor],
+        device_pages: int | None = None,
     ) -> None:
         batch, self.device = like[0].shape[0], like[0].device
         self.pattern, self.num_groups, self.groups_each = pattern, num_groups, groups_each
         first = 1 + pattern.sink_tokens
         own_pages = -(-(first + pattern.local_window + SLACK) // PAGE)
         self.recent, self._ring = slice(1, own_pages * PAGE), own_pages * PAGE - first
-        self.pool = PagePool(
-            own_pages, PAGE, [] if groups_each is None else codes_of_sets(num_groups, groups_each), like
-        )
+        codes = [] if groups_each is None else codes_of_sets(num_groups, groups_each)
+        if device_pages is None:
+            self.pool = PagePool(own_pages, PAGE, codes, like)
+        else:
+            self.pool = TieredPool(own_pages, PAGE, codes, like, device_pages)
         self.next_position, self._settled = self._numbers(batch), self._numbers(batch, fill=pattern.sink_tokens)
         self.columns = self._numbers(batch, 0)
         self._bits = 1 << torch.arange(num_groups, device=self.device)

@@ -21,17 +21,21 @@ families = pytest.mark.parametrize("family", FAMILIES)
 ON_A_DEVICE = ("llama", "gpt2", "gemma3_text")
 
 
-@pytest.fixture(autouse=True, params=["plain", "by groups", "on a device"])
+@pytest.fixture(autouse=True, params=["plain", "by groups", "on a device", "in host memory"])
 def storage(request, monkeypatch):
     """Everything holds for caches in plain storage, and stored by groups as soon as there is something to gain.
 
-    ``on a device`` is stored by groups and read by a stand-in for CUDA's kernels.
+    ``on a device`` is stored by groups and read by a stand-in for CUDA's kernels; ``in host memory`` likewise, where
+    the device has room for fewer pages than a step reads.
     """
-    if request.param == "on a device":
+    if request.param in ("on a device", "in host memory"):
         call = getattr(request.node, "callspec", None)
         if call is not None and call.params.get("family", "llama") not in ON_A_DEVICE:
             pytest.skip("some families will do")
         monkeypatch.setattr(hard, "find_kernel", lambda query, value: FlashStandIn())
+    if request.param == "in host memory":
+        monkeypatch.setattr(DynamicCache, "device_pages", 2, raising=False)
+        monkeypatch.setattr(cache, "PAGE", 4)
     if request.param != "plain":
         monkeypatch.setattr(cache, "GROUPED_TOKENS_PER_SLAB", 0)
         monkeypatch.setattr(store, "SLACK", 3)

@@ -117,12 +117,16 @@ KERNELS["under a mask"] = WithoutPages()
     how=st.sampled_from(sorted(KERNELS)),
     plan_queries=st.sampled_from([4, 64]),
     logits=st.booleans(),
+    device_pages=st.sampled_from([None, None, 1, 3, 50]),
     data=st.data(),
 )
 def test_it_attends_like_the_whole_sequence(
-    seed, rows, groups, window, sinks, dense_below, padding, in_a_group, how, plan_queries, logits, data
+    seed, rows, groups, window, sinks, dense_below, padding, in_a_group, how, plan_queries, logits, device_pages, data
 ):
-    """Tokens and chunks arrive, columns are cropped, rows are reordered and repeated, copies go on."""
+    """Tokens and chunks arrive, columns are cropped, rows are reordered and repeated, copies go on.
+
+    All pages may be on the device or in host memory, however few of them the device has room for.
+    """
     generator, kernel = torch.Generator().manual_seed(seed), KERNELS[how]
     top_k = data.draw(st.integers(1, groups))
     groups_each = top_k if in_a_group == 1.0 and data.draw(st.booleans()) else None
@@ -133,7 +137,7 @@ def test_it_attends_like_the_whole_sequence(
         empty(rows, groups),
     )
     like = tuple(x.transpose(1, 2) for x in (naive.key, naive.value))
-    stored = GroupedStore(pattern, groups, groups_each, like)
+    stored = GroupedStore(pattern, groups, groups_each, like, device_pages)
     before, decode.PLAN_QUERIES = decode.PLAN_QUERIES, plan_queries
     try:
         for _ in range(data.draw(st.integers(1, 12))):
@@ -174,10 +178,10 @@ def test_it_attends_like_the_whole_sequence(
     assert (stored.pool.lengths.sum(dim=-1) <= in_lists).all()  # none twice
 
 
-def filled(length, *, rows=2, groups=8, top_k=1, window=16, heads=KV_HEADS, dim=DIM):
+def filled(length, *, rows=2, groups=8, top_k=1, window=16, heads=KV_HEADS, dim=DIM, device_pages=None):
     memberships = torch.rand(rows, length, groups).argsort(-1) < top_k
     keys = torch.randn(rows, heads, length, dim)
-    stored = GroupedStore(Pattern(window, 4), groups, top_k, (keys, keys))
+    stored = GroupedStore(Pattern(window, 4), groups, top_k, (keys, keys), device_pages)
     stored.append(keys, keys, stored.pack(memberships), torch.arange(length).expand(rows, -1), top_k)
     return stored
 
@@ -218,3 +222,14 @@ def test_nothing_is_asked_and_as_much_is_done_in_any_batch():
             done.append(counter.operations.total())
         counts.append(done)
     assert counts[0] == counts[1]
+
+
+def test_a_device_with_room_for_all_pages_fetches_each_once():
+    """Tokens that come to a page which the device has are written there, too."""
+    stored, kernel = filled(100, device_pages=200), KERNELS["paged"]
+    for length in range(101, 300):
+        one = torch.randn(2, KV_HEADS, 1, DIM)
+        memberships, positions = torch.rand(2, 1, 8).argsort(-1) < 1, torch.arange(length).expand(2, -1)
+        attend_store(stored, one.repeat(1, 2, 1, 1), one, one, positions, memberships, Scores(0.4), kernel, 1)
+    pages = ((stored.pool.lengths + 3) // 4).sum()
+    assert 0.9 * pages <= stored.pool.books.misses <= pages < stored.pool.books.hits

@@ -1,0 +1,86 @@
+"""A KV cache that is larger than the device: what is far away is kept in host memory, by groups."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import PreTrainedConfig
+from transformers.cache_utils import CacheLayerMixin, DynamicCache
+
+from ..attention import PAGE, TieredPool
+
+
+@dataclass(frozen=True)
+class HostTier:
+    """What the host tier of a cache holds, and what was asked of it so far.
+
+    Args:
+        layers: that are stored by groups, with their far tokens on the host.
+        plain_layers: that hold something and are not: they are on the device, whole.
+        hits, misses: pages that a query read and the device had, or that had to be fetched.
+        waits: times that the host waited for the device, to learn what to fetch or to take in tokens.
+        device_bytes: keys and values of the layers on the device.
+        host_bytes: in host memory.
+    """
+
+    layers: int = 0
+    plain_layers: int = 0
+    hits: int = 0
+    misses: int = 0
+    waits: int = 0
+    device_bytes: int = 0
+    host_bytes: int = 0
+
+
+class FocusCache(DynamicCache):
+    """A dynamic cache with a host tier: of far tokens the device keeps those that were read last.
+
+    As soon as a layer has more tokens than fit beside sinks and window, it is stored by groups: all of its pages in
+    host memory (pinned, for a GPU), and on the device the recent tokens and a fixed number of pages, least recently
+    used out. Only a layer that attends by groups the same for all heads, in a model with a Focus adapter, does this;
+    others stay as they are (see `host_tier`).
+
+    Args:
+        config: of the model, ``model.config``.
+        device_tokens: far tokens of each sequence that every layer keeps on the device; whole pages of 64. Fewer than
+            one step reads give the same output in several rounds.
+
+    Raises:
+        ValueError: room for less than a page.
+
+    Example::
+
+        past = focus_hf.FocusCache(model.config, device_tokens=4096)
+        model.generate(**inputs, past_key_values=past)
+        print(past.host_tier)
+    """
+
+    def __init__(self, config: PreTrainedConfig, device_tokens: int) -> None:
+        if device_tokens < PAGE:
+            raise ValueError(
+                f"device_tokens is {device_tokens}, but tokens move in pages of {PAGE}: give at least {PAGE}, or use "
+                "DynamicCache, which keeps everything on the device."
+            )
+        super().__init__(config=config)
+        self.device_pages = device_tokens // PAGE
+
+    @property
+    def host_tier(self) -> HostTier:
+        """What is where, and how often it had to be fetched."""
+        held = [layer for layer in self.layers if isinstance(layer, CacheLayerMixin) and layer.get_seq_length()]
+        pools = [pool for layer in held if (pool := _pool_of(layer)) is not None]
+        return HostTier(
+            len(pools),
+            len(held) - len(pools),
+            sum(pool.books.hits for pool in pools),
+            sum(pool.books.misses for pool in pools),
+            sum(pool.waits for pool in pools),
+            sum(pool.keys.nbytes + pool.values.nbytes for pool in pools),
+            sum(pool.host_bytes() for pool in pools),
+        )
+
+
+def _pool_of(layer: Any) -> TieredPool | None:
+    store = getattr(layer, "store", None)
+    return None if store is None else store.pool
