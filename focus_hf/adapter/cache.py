@@ -9,18 +9,37 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer, EncoderDecoderCache
 
-from ..attention import MAX_GROUPS, PADDING, PAGE, GroupedStore, Pattern, Scores, attend_store, takes
+from ..attention import (
+    MAX_GROUPS,
+    PADDING,
+    PAGE,
+    GroupedStore,
+    HeadClass,
+    Pattern,
+    Scores,
+    TokensGone,
+    attend_store,
+    columns_by_head,
+    groups_per_head,
+    head_rows,
+    memberships_of_columns,
+    memberships_of_rows,
+    takes,
+)
 from ..attention.kernels import Kernel
 
 #: Cached tokens from which storage by groups pays, for each slab that a query reads (measured on CPU).
 GROUPED_TOKENS_PER_SLAB = 2048
+
+#: Likewise where each head attends in its own way; from here on heads with a window only let tokens go.
+GROUPED_TOKENS_BY_HEAD = 4096
 
 #: More sets of groups than this would leave the slabs too small.
 MAX_SLABS = 64
@@ -82,30 +101,57 @@ def append_memberships(layer: Any, new: Tensor, owner: object, groups_each: int 
     return layer.group_memberships
 
 
-def follows(layer: Any, pattern: Pattern, owner: object, batch: int) -> bool:
+def follows(
+    layer: Any, pattern: Pattern, owner: object, batch: int, classes: Sequence[HeadClass] | None = None
+) -> bool:
     """Whether a layer is stored by the groups of this adapter, so that new tokens can go on from there."""
     store: GroupedStore | None = layer.store
     if store is None or layer.group_owner != owner:
         return False
-    return store.columns.shape[0] == batch and store.pattern == pattern
+    alike = store.heads == (() if classes is None else head_rows(classes))
+    return alike and store.columns.shape[0] == batch and store.pattern == pattern
 
 
-def can_store_by_groups(layer: Any, num_groups: int, top_k: int, kernel: Kernel) -> bool:
-    """Whether a layer that holds plain keys should be stored by groups from now on, to be read by this backend."""
+def can_store_by_groups(
+    layer: Any, num_groups: int, top_k: int, kernel: Kernel, classes: Sequence[HeadClass] | None = None
+) -> bool:
+    """Whether a layer that holds plain keys should be stored by groups from now on, to be read by this backend.
+
+    Args:
+        layer: from `cache_layer`.
+        num_groups: ``K``, of each head where these differ.
+        top_k: groups that a token belongs to.
+        kernel: the backend.
+        classes: of the layer's heads, where they do not all attend alike.
+    """
     if layer.__class__.__mro__[1] is not DynamicLayer or layer.stays_plain or num_groups > MAX_GROUPS:
         return False
     if layer.keys.dtype != layer.values.dtype:  # autocast leaves rotated keys in float32
         return False
     if layer.device_pages is not None:
-        return math.comb(num_groups, top_k) <= MAX_SLABS and tokens_seen(layer) > layer.device_pages * PAGE
+        return (
+            classes is None
+            and math.comb(num_groups, top_k) <= MAX_SLABS
+            and tokens_seen(layer) > layer.device_pages * PAGE
+        )
     if layer.keys.device.type != "cpu" and (kernel.paged is None or layer.groups_each is None):
         return False  # it would read everything, or the device would have to be asked which sets of groups there are
     slabs = math.comb(num_groups, top_k)
+    if classes is not None:
+        gains = any(not row.everything for row in head_rows(classes))
+        return gains and slabs <= MAX_SLABS and tokens_seen(layer) >= GROUPED_TOKENS_BY_HEAD
     read = slabs - math.comb(num_groups - top_k, top_k)  # sets that share a group with the query's
     return slabs <= MAX_SLABS and tokens_seen(layer) >= GROUPED_TOKENS_PER_SLAB * (1 + read)
 
 
-def store_by_groups(layer: Any, pattern: Pattern, positions: Tensor, *, unpadded: bool = False) -> None:
+def store_by_groups(
+    layer: Any,
+    pattern: Pattern,
+    positions: Tensor,
+    unpadded: bool = False,
+    classes: Sequence[HeadClass] | None = None,
+    looks: bool = False,
+) -> None:
     """Sort a plain layer's keys and values into groups, by the memberships it remembers.
 
     Args:
@@ -113,11 +159,18 @@ def store_by_groups(layer: Any, pattern: Pattern, positions: Tensor, *, unpadded
         pattern: window, sinks, dense start.
         positions: ``(B, tokens seen)``, ``PADDING`` for padding, which is not stored.
         unpadded: there is none.
+        classes: of the layer's heads, where they do not all attend alike: each is then a row of its own.
+        looks: see `GroupedStore`.
     """
-    known, each = layer.group_memberships, layer.groups_each
-    store = GroupedStore(pattern, known.shape[-1], each, (layer.keys, layer.values), layer.device_pages)
-    store.append(layer.keys, layer.values, store.pack(known), positions, each)
-    layer.start_store(store, unpadded)
+    known, each, keys, values = layer.group_memberships, layer.groups_each, layer.keys, layer.values
+    num_groups = known.shape[-1] if classes is None else groups_per_head(classes)
+    heads = () if classes is None else head_rows(classes)
+    if classes is not None:
+        known = memberships_of_rows(known, classes)
+        keys, values = (x.flatten(0, 1)[:, None] for x in (keys, values))
+    store = GroupedStore(pattern, num_groups, each, (keys, values), layer.device_pages, heads, looks)
+    store.append(keys, values, store.pack(known), positions, each)
+    layer.start_store(store, unpadded, classes)
 
 
 def attend_stored(
@@ -130,6 +183,7 @@ def attend_stored(
     scores: Scores,
     kernel: Kernel,
     *,
+    reads: Tensor | None = None,
     groups_each: int | None = None,
     unpadded: bool = False,
 ) -> Tensor | None:
@@ -140,9 +194,10 @@ def attend_stored(
         query: ``(B, H, Q, D)``.
         key, value: ``(B, H_kv, Q, D)``, of the new tokens only.
         positions: ``(B, tokens seen + Q)``.
-        memberships: ``(B, Q, K)`` bool.
+        memberships: ``(B, Q, K)`` bool; the columns of all classes, where heads do not all attend alike.
         scores: plain ones.
         kernel: the backend.
+        reads: likewise, the groups that the new tokens read, where these are not their own.
         groups_each: each of the new tokens is in exactly this many groups, if that is known.
         unpadded: nothing is padding.
 
@@ -157,8 +212,11 @@ def attend_stored(
     if not (unpadded and layer.store_unpadded) and not _goes_on(store, positions, tokens_seen(layer)):
         layer.restore()
         return None
+    if layer.store_classes is not None:
+        memberships = memberships_of_rows(memberships, layer.store_classes)
+        reads = None if reads is None else memberships_of_rows(reads, layer.store_classes)
     query, key, value = (x.to(layer.dtype) for x in (query, key, value))  # autocast may have begun since
-    output = attend_store(store, query, key, value, positions, memberships, scores, kernel, groups_each)
+    output = attend_store(store, query, key, value, positions, memberships, scores, kernel, groups_each, reads)
     layer.num_stored += query.shape[2]
     layer.store_unpadded = layer.store_unpadded and unpadded
     return output
@@ -167,8 +225,9 @@ def attend_stored(
 def _goes_on(store: GroupedStore, positions: Tensor, seen: int) -> bool:
     """Whether new positions count on from those in the store. A GPU is not asked; it stops where they do not."""
     new = positions[:, seen:]
-    first = torch.where(new == PADDING, store.next_position[:, None], new).amin(dim=1)
-    same = (first == store.next_position).all()
+    next_position = store.next_position[:: max(len(store.heads), 1)]
+    first = torch.where(new == PADDING, next_position[:, None], new).amin(dim=1)
+    same = (first == next_position).all()
     if same.device.type == "cpu":
         return bool(same)
     torch._assert_async(same, "The attention mask of tokens that are cached must not change while decoding.")
@@ -196,6 +255,11 @@ def _with_memberships(layer_class: type) -> type:
         num_stored = 0
         #: Nothing in the store is padding.
         store_unpadded = False
+        #: Of the heads in the store, where they do not all attend alike, and how many columns their groups have.
+        store_classes: Sequence[HeadClass] | None = None
+        store_columns = 0
+        #: Plain for one call: heads have let tokens go.
+        must_store = False
         #: Something needed the keys in their order; sorting them anew each time would cost more than it saves.
         stays_plain = False
         #: The next `update` is that of a routed call, which reads the store itself.
@@ -203,17 +267,41 @@ def _with_memberships(layer_class: type) -> type:
 
         # -- storage by groups -----------------------------------------------------------------------------------
 
-        def start_store(self, store: GroupedStore, unpadded: bool) -> None:
+        def start_store(self, store: GroupedStore, unpadded: bool, classes: Sequence[HeadClass] | None = None) -> None:
             self.num_stored, self.store_unpadded = self.get_seq_length(), unpadded
+            known = self.group_memberships
+            self.store_classes, self.store_columns = classes, 0 if known is None else known.shape[-1]
             self.store, self.group_memberships = store, None
+            self.must_store = False
             self.__dict__["keys"] = self.__dict__["values"] = None
 
         def restore(self, for_good: bool = True) -> None:
-            """Back to plain storage, with every token in its column."""
-            if self.store is None:
+            """Back to plain storage, with every token in its column.
+
+            Args:
+                for_good: something else needs it. If not, it is stored by groups again after this call, and heads that
+                    have let tokens go do not look at these.
+
+            Raises:
+                TokensGone: something else would find tokens missing.
+            """
+            store = self.store
+            if store is None:
                 return
-            keys, values, self.group_memberships = self.store.restore()
-            self.groups_each = self.store.groups_each
+            if for_good and store.tokens_gone:
+                raise TokensGone(
+                    "This cache keeps of some heads their window only, and what continues it needs more: another "
+                    "adapter, budget or mode, the base model, or a mask that changed. Start from an empty cache, or "
+                    'let it keep everything, from the start, with focus_hf.set_routing(model, path="masked").'
+                )
+            keys, values, memberships = store.restore()
+            self.groups_each = store.groups_each
+            if self.store_classes is not None:
+                keys, values = (x[:, 0].unflatten(0, (-1, len(store.heads))) for x in (keys, values))
+                memberships = memberships_of_columns(memberships, self.store_classes, self.store_columns)
+                if len(columns_by_head(self.store_classes)) * store.num_groups < self.store_columns:
+                    self.groups_each = None
+            self.group_memberships, self.must_store = memberships, store.tokens_gone
             self.store, self.stays_plain = None, for_good
             self.__dict__["keys"], self.__dict__["values"] = keys, values
 
@@ -264,7 +352,7 @@ def _with_memberships(layer_class: type) -> type:
             return torch.arange(self.store.columns.shape[0], device=self.store.device)
 
         def reset(self) -> None:
-            self.store, self.stays_plain = None, False
+            self.store, self.stays_plain, self.must_store = None, False, False
             super().reset()
             self.group_memberships = None
 

@@ -8,10 +8,12 @@ from torch import Tensor
 from ..attention import (
     Kernel,
     Pattern,
+    Problem,
     Scores,
     attend_by_class,
     find_kernel,
     focus_attention,
+    groups_per_head,
     kernel_named,
     read_classes,
     write_classes,
@@ -61,6 +63,7 @@ def hard_attention(
         if scores.is_plain and extra_mask is None and documents is None:
             output = attend_stored(
                 *(layer, query, key, value, positions, memberships, scores, kernel),
+                reads=routing.reads,
                 groups_each=groups_each,
                 unpadded=mask is None,
             )
@@ -83,15 +86,28 @@ def hard_attention(
         is_sliding=is_sliding,
         groups_each=groups_each,
     )
-    if routing.classes is not None:
-        return attend_by_class(with_reads(problem, routing.reads), routing.classes, path=routing.path, kernel=kernel)
-    output = focus_attention(problem, path=routing.path, kernel=kernel)
-
-    one_document = problem.is_plain and problem.who.documents is None
-    groups_pay = layer is not None and routing.path in ("auto", "grouped") and not output.requires_grad
-    if one_document and groups_pay and can_store_by_groups(layer, memberships.shape[-1], routing.top_k, kernel):
-        store_by_groups(layer, routing.pattern, problem.who.positions, unpadded=mask is None)
+    if routing.classes is None:
+        output = focus_attention(problem, path=routing.path, kernel=kernel)
+    else:
+        output = attend_by_class(with_reads(problem, routing.reads), routing.classes, path=routing.path, kernel=kernel)
+    if layer is not None and not output.requires_grad and _is_stored_from_now_on(routing, problem, kernel):
+        known = mask is None, routing.classes, kernel.one_row_at_a_time
+        store_by_groups(layer, routing.pattern, problem.who.positions, *known)
     return output
+
+
+def _is_stored_from_now_on(routing: Routing, problem: Problem, kernel: Kernel) -> bool:
+    """Whether the cache layer is to be stored by groups after this call."""
+    layer, classes = routing.cache_layer, routing.classes
+    if not problem.is_plain or problem.who.documents is not None or routing.path not in ("auto", "grouped"):
+        return layer.must_store
+    if classes is None:
+        return can_store_by_groups(layer, routing.memberships.shape[-1], routing.top_k, kernel)
+    if problem.scores.sink_logits is not None:
+        return layer.must_store
+    # With routing per head a token is in one group; otherwise in as many as its head reads.
+    top_k = 1 if routing.reads is not None else routing.top_k
+    return layer.must_store or can_store_by_groups(layer, groups_per_head(classes), top_k, kernel, classes)
 
 
 def _is_one_graph(routing: Routing, kernel: Kernel, mask: Tensor | None, scores: Scores) -> bool:

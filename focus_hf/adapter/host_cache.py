@@ -83,4 +83,4 @@ class FocusCache(DynamicCache):
 
 def _pool_of(layer: Any) -> TieredPool | None:
     store = getattr(layer, "store", None)
-    return None if store is None else store.pool
+    return store.pool if store is not None and isinstance(store.pool, TieredPool) else None

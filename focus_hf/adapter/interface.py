@@ -118,7 +118,9 @@ def _of_part(routing: Routing, key_heads: int, parts: DeviceMesh | None) -> Rout
     if routing.classes is None:
         return routing
     part = None if parts is None else (parts.get_local_rank(), parts.size())
-    return replace(routing, classes=classes_of_part(routing.classes, key_heads, part))
+    # What `route` knows of a stored layer is all heads: it stays plain where they are split.
+    layer = routing.cache_layer if parts is None else None
+    return replace(routing, classes=classes_of_part(routing.classes, key_heads, part), cache_layer=layer)
 
 
 def _with_sinks(scores: Scores, sinks: Tensor, query: Tensor) -> Scores:

@@ -134,19 +134,26 @@ def _routing_by_class(
     memberships, reads = _columns(router, adapter_name, hidden_states, layer)
     _tell_pairs(router, config.pattern, memberships, reads, classes)
     groups_each = None if reads is None else 1  # of each head
+    owner, in_stores = (adapter_name, memberships.shape[-1]), False
     if layer is not None:
-        owner = (adapter_name, memberships.shape[-1])
-        memberships = append_memberships(layer, memberships, owner, groups_each)
-        groups_each = layer.groups_each
+        in_stores = not decision.dense and follows(layer, config.pattern, owner, memberships.shape[0], classes)
+        if not in_stores:
+            layer.restore()
+            memberships = append_memberships(layer, memberships, owner, groups_each)
+            groups_each = layer.groups_each
     if decision.dense:
         return None
+    if in_stores:
+        layer.routed = True
     return Routing(
         config.pattern,
         memberships,
         config.top_k,
         router.path,
         router.kernel,
-        owner=adapter_name,
+        cache_layer=None if _shares_keys(router) else layer,
+        in_stores=in_stores,
+        owner=owner,
         classes=classes,
         reads=reads,
         groups_each=groups_each,

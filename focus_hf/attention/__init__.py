@@ -5,9 +5,22 @@ from .decode import attend_store, takes
 from .device_pages import DevicePages
 from .gated import GATES, HARD_GATE, gated_attention
 from .gathered import gather_index, gathered_attention
+from .group_codes import MAX_GROUPS
 from .grouped import grouped_focus_attention
 from .hard_gate import credit_memberships
-from .heads import EVERYTHING, HeadClass, attend_by_class, pairs_by_head, read_classes, write_classes
+from .heads import (
+    EVERYTHING,
+    HeadClass,
+    attend_by_class,
+    columns_by_head,
+    groups_per_head,
+    head_rows,
+    memberships_of_columns,
+    memberships_of_rows,
+    pairs_by_head,
+    read_classes,
+    write_classes,
+)
 from .host_tier import TieredPool
 from .kernels import KERNELS, Kernel, find_kernel, kernel_named
 from .mask import EVERY, PADDING, Known, Pattern, WhoAttends, attended_pairs, count_pairs, share_a_group
@@ -16,7 +29,7 @@ from .merge import Accumulator, merge
 from .paths import PATHS, focus_attention
 from .plan import make_plan
 from .problem import Problem, Scores
-from .store import MAX_GROUPS, PAGE, GroupedStore
+from .store import PAGE, GroupedStore, HeadRow, TokensGone
 
 __all__ = [
     "EVERY",
@@ -32,17 +45,20 @@ __all__ = [
     "Accumulator",
     "DevicePages",
     "HeadClass",
+    "HeadRow",
     "Kernel",
     "Known",
     "Pattern",
     "Problem",
     "Scores",
     "TieredPool",
+    "TokensGone",
     "WhoAttends",
     "attend_by_class",
     "attend_store",
     "attended_pairs",
     "biased_focus_attention",
+    "columns_by_head",
     "count_pairs",
     "credit_memberships",
     "find_kernel",
@@ -51,10 +67,14 @@ __all__ = [
     "gather_index",
     "gathered_attention",
     "grouped_focus_attention",
+    "groups_per_head",
+    "head_rows",
     "kernel_named",
     "make_plan",
     "masked_attention",
     "masked_focus_attention",
+    "memberships_of_columns",
+    "memberships_of_rows",
     "merge",
     "pairs_by_head",
     "read_classes",

@@ -7,12 +7,14 @@ the whole pool.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from .decode_fetched import attend_pieces
+from .decode_fetched import New, attend_pieces
+from .group_codes import unpack_groups
 from .grouped import attend_parts
 from .host_tier import TieredPool
 from .kernels import Call, Kernel, Pages
@@ -22,10 +24,13 @@ from .merge import Accumulator
 from .plan import make_plan
 from .problem import Scores
 from .rows import Rows
-from .store import GroupedStore, unpack_groups
+from .store import GroupedStore
 
 #: From this many queries on, the recent tokens are worth a plan of their own.
 PLAN_QUERIES = 64
+
+#: Stretches of fewer tokens than this are copied together, to be read in one call.
+SHORT = 256
 
 
 def attend_store(
@@ -38,6 +43,7 @@ def attend_store(
     scores: Scores,
     kernel: Kernel,
     groups_each: int | None = None,
+    reads: Tensor | None = None,
 ) -> Tensor:
     """Attention of new tokens, which are then part of the store.
 
@@ -47,54 +53,79 @@ def attend_store(
         key: ``(B, H_kv, Q, D)``.
         value: ``(B, H_kv, Q, D_v)``.
         columns: ``(B, S)``, positions of all columns of the cache, the ``Q`` new ones last.
-        memberships: bool ``(B, Q, K)``.
-        scores: plain ones.
-        kernel: the backend. One that takes many rows can take as many queries as `takes` says.
+        memberships: bool ``(R, Q, K)``, of each row of the store.
+        scores: plain ones; without sink logits where heads are rows.
+        kernel: the backend. How many queries it can take at once, `takes` says.
         groups_each: each of the new tokens is in exactly this many groups, if that is known.
+        reads: bool ``(R, Q, K)``, the groups that they read, where these are not their own.
 
     Returns:
         ``(B, H, Q, D_v)``, zeros for padding.
     """
-    codes, num_queries = store.pack(memberships), query.shape[2]
+    codes = store.pack(memberships)
+    asked = codes if reads is None else store.pack(reads)
+    rows, shape = codes.shape[0], (*query.shape[:3], value.shape[-1])
+    query, key, value = (x.reshape(rows, -1, *x.shape[2:]) for x in (query, key, value))
+    new = New(key, value, codes, columns, groups_each)
     if isinstance(store.pool, TieredPool):
-        return attend_pieces(store, store.pool, query, (key, value, codes, columns, groups_each), scores, kernel)
-    if kernel.one_row_at_a_time:
-        return _attend_row_by_row(store, query, key, value, (codes, columns, groups_each), scores, kernel)
-    positions = columns[:, columns.shape[1] - num_queries :]
-    store.append(key, value, codes, columns, groups_each)
-    pool = store.pool
-    if num_queries > 1 or kernel.paged is None or value.shape[-1] != key.shape[-1]:
-        every_slot = slice(1, None)
-        visible = store.visible(positions, codes, every_slot)[:, None]
-        return attend_under_mask(query, pool.keys[:, :, every_slot], pool.values[:, :, every_slot], visible, scores)
-    visible = store.visible(positions, codes, store.recent)[:, 0]
-    pages = Pages(visible, store.reads(positions, codes)[:, 0], pool.lengths, pool.tables, pool.page)
-    output, lse = kernel.paged(query[:, :, 0], pool.keys, pool.values, pages, scores.scale)
+        return attend_pieces(store, store.pool, query, new, scores, kernel)
+    positions = store.by_row(columns[:, columns.shape[1] - query.shape[2] :])
+    attend = _attend_row_by_row if kernel.one_row_at_a_time else _attend_at_once
+    return attend(store, query, positions, asked, new, scores, kernel).reshape(shape)
+
+
+def takes(store: GroupedStore, num_queries: int, kernel: Kernel) -> bool:
+    """Whether so many new tokens can be attended against the store as it is."""
+    alike = kernel.one_row_at_a_time and not store.heads
+    return num_queries <= store.spare or alike or isinstance(store.pool, TieredPool)
+
+
+def _attend_at_once(
+    store: GroupedStore,
+    query: Tensor,
+    positions: Tensor,
+    asked: Tensor,
+    new: New,
+    scores: Scores,
+    kernel: Kernel,
+) -> Tensor:
+    """All rows in one call: ``(R, H, Q, D_v)``."""
+    new.enter(store)
+    if query.shape[2] > 1 or kernel.paged is None or new.values.shape[-1] != new.keys.shape[-1]:
+        keys, values, visible = store.visible_everywhere(positions, asked)
+        return attend_under_mask(query, keys, values, visible[:, None], scores)
+    recent, pool = store.recent, store.pool
+    pages = Pages(
+        (recent.keys, recent.values),
+        store.visible(positions, asked)[:, 0],
+        (pool.keys, pool.values),
+        store.reads(positions, asked)[:, 0],
+        pool.lengths,
+        pool.tables,
+        store.places,
+        pool.page,
+    )
+    output, lse = kernel.paged(query[:, :, 0], pages, scores.scale)
     if scores.sink_logits is not None:
         output = output * torch.sigmoid(lse - scores.sink_logits.to(lse.dtype))[..., None]
     return output[:, :, None].to(query.dtype)
 
 
-def takes(store: GroupedStore, num_queries: int, kernel: Kernel) -> bool:
-    """Whether so many new tokens can be attended against the store as it is."""
-    return kernel.one_row_at_a_time or num_queries <= store.spare or isinstance(store.pool, TieredPool)
-
-
 def _attend_singles(
-    store: GroupedStore, query: Tensor, positions: Tensor, codes: Tensor, scores: Scores, kernel: Kernel
+    store: GroupedStore, query: Tensor, positions: Tensor, asked: Tensor, scores: Scores, kernel: Kernel
 ) -> Tensor:
     """One token of each row, which the ring has taken in; the time goes into the number of operations."""
-    left_out = store.visible(positions, codes, store.recent).logical_not_()[:, 0, :, None]
-    all_pairs, pools = left_out.new_ones(1, 1), _pools(store)
-    output = query.new_zeros(query.shape[0], 1, query.shape[1], store.pool.values.shape[-1])
-    for row, (position, code) in enumerate(zip(positions[:, 0].tolist(), codes[:, 0].tolist(), strict=True)):
+    left_out = store.visible(positions, asked).logical_not_()[:, 0, :, None]
+    all_pairs = left_out.new_ones(1, 1)
+    output = query.new_zeros(query.shape[0], 1, query.shape[1], store.recent.values.shape[-1])
+    for row, (position, code) in enumerate(zip(positions[:, 0].tolist(), asked[:, 0].tolist(), strict=True)):
         if position == PADDING:
             continue
         own, everything = query[row].transpose(0, 1), position < store.pattern.dense_below
-        parts = [_attend_all(own, pools, row, store.recent, scores.scale, kernel, (all_pairs, left_out[row]))]
-        for groups, stretches in store.pool.runs(row):
-            if everything or groups & code:
-                parts += [_attend_all(own, pools, row, slots, scores.scale, kernel) for slots in stretches]
+        parts = [_attend_all(own, *_recent(store, row), scores.scale, kernel, (all_pairs, left_out[row]))]
+        place, lists = store.runs(row)
+        read = [slots for groups, stretches in lists if everything or groups & code for slots in stretches]
+        parts += [_attend_all(own, k, v, scores.scale, kernel) for k, v in _joined(store, place, read)]
         whole = Accumulator(1, own.shape[1], output.shape[-1], own, every_query=True)
         whole.put_parts(parts)
         if scores.sink_logits is not None:
@@ -106,30 +137,28 @@ def _attend_singles(
 def _attend_row_by_row(
     store: GroupedStore,
     query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    new: tuple[Tensor, Tensor, int | None],
+    positions: Tensor,
+    asked: Tensor,
+    new: New,
     scores: Scores,
     kernel: Kernel,
 ) -> Tensor:
-    codes, columns, groups_each = new
     num_queries = query.shape[2]
-    positions = columns[:, columns.shape[1] - num_queries :]
-    is_chunk = num_queries >= PLAN_QUERIES or num_queries > store.spare
+    is_chunk = not store.heads and (num_queries >= PLAN_QUERIES or num_queries > store.spare)
     visible = None
     if not is_chunk:
-        store.append(key, value, codes, columns, groups_each)
+        new.enter(store)
         if num_queries == 1:
-            return _attend_singles(store, query, positions, codes, scores, kernel)
-        visible = store.visible(positions, codes, store.recent)
-    output = query.new_zeros(query.shape[0], num_queries, query.shape[1], value.shape[-1])
+            return _attend_singles(store, query, positions, asked, scores, kernel)
+        visible = store.visible(positions, asked)
+    output = query.new_zeros(query.shape[0], num_queries, query.shape[1], new.values.shape[-1])
     for row in range(query.shape[0]):
         real = (positions[row] != PADDING).nonzero().squeeze(-1)
         if not len(real):
             continue
-        asking = Asking(query[row].transpose(0, 1)[real], positions[row, real], codes[row, real])
+        asking = Asking(query[row].transpose(0, 1)[real], positions[row, real], asked[row, real])
         if visible is None:
-            own = key[row, :, real].transpose(0, 1), value[row, :, real].transpose(0, 1)
+            own = new.keys[row, :, real].transpose(0, 1), new.values[row, :, real].transpose(0, 1)
             whole = _attend_chunk(store, row, asking, own, scores.scale, kernel)
         else:
             whole = _attend_few(store, row, asking, visible[row, real], scores.scale, kernel)
@@ -137,7 +166,7 @@ def _attend_row_by_row(
             whole.add_logits(scores.sink_logits)
         output[row, real] = whole.output.to(output.dtype)
     if is_chunk:
-        store.append(key, value, codes, columns, groups_each)
+        new.enter(store)
     return output.transpose(1, 2)
 
 
@@ -154,9 +183,8 @@ def _attend_few(
     store: GroupedStore, row: int, asking: Asking, visible: Tensor, scale: float, kernel: Kernel
 ) -> Accumulator:
     """Some tokens that the ring has taken in."""
-    query = asking.query
-    whole = Accumulator(query.shape[0], query.shape[1], store.pool.values.shape[-1], query, every_query=True)
-    k, v = (pool[row, store.recent] for pool in _pools(store))
+    query, (k, v) = asking.query, _recent(store, row)
+    whole = Accumulator(query.shape[0], query.shape[1], v.shape[-1], query, every_query=True)
     whole.put(slice(0, query.shape[0]), *masked_with_lse(query, k, v, visible, scale))
     _add_lists(whole, store, row, asking, scale, kernel)
     return whole
@@ -179,32 +207,40 @@ def _attend_chunk(
 def _add_lists(
     whole: Accumulator, store: GroupedStore, row: int, asking: Asking, scale: float, kernel: Kernel
 ) -> None:
-    everything, pools = asking.positions < store.pattern.dense_below, _pools(store)
-    for code, stretches in store.pool.runs(row):
+    everything, (place, lists) = asking.positions < store.pattern.dense_below, store.runs(row)
+    for code, stretches in lists:
         index = ((asking.codes & code != 0) | everything).nonzero().squeeze(-1)
         if index.numel():
-            for slots in stretches:
-                whole.add(index, *_attend_all(asking.query[index], pools, row, slots, scale, kernel))
+            for k, v in _joined(store, place, stretches):
+                whole.add(index, *_attend_all(asking.query[index], k, v, scale, kernel))
 
 
-#: Keys and values, token-major: ``(B, N, H_kv, D)``.
-_Pools = tuple[Tensor, Tensor]
+def _recent(store: GroupedStore, row: int) -> tuple[Tensor, Tensor]:
+    """A row's recent keys and values, ``(n, H_kv, D)``."""
+    return store.recent.keys[row, :, 1:].transpose(0, 1), store.recent.values[row, :, 1:].transpose(0, 1)
 
 
-def _pools(store: GroupedStore) -> _Pools:
-    return store.pool.keys.transpose(1, 2), store.pool.values.transpose(1, 2)
+def _joined(store: GroupedStore, place: int, stretches: list[slice]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Keys and values of stretches of the pool, ``(n, H_kv, D)``, short ones copied together."""
+    if not stretches:
+        return
+    keys, values = (x[place].transpose(0, 1) for x in (store.pool.keys, store.pool.values))
+    short = [slots for slots in stretches if slots.stop - slots.start < SHORT]
+    if len(short) > 1:
+        yield torch.cat([keys[slots] for slots in short]), torch.cat([values[slots] for slots in short])
+    for slots in stretches:
+        if len(short) < 2 or slots.stop - slots.start >= SHORT:
+            yield keys[slots], values[slots]
 
 
 def _attend_all(
     query: Tensor,
-    pools: _Pools,
-    row: int,
-    slots: slice,
+    key: Tensor,
+    value: Tensor,
     scale: float,
     kernel: Kernel,
     exclude: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Every query ``(Q, H, D)`` with every slot, some of them excluded."""
-    rows = Rows.single(query.shape[0], slots.stop - slots.start, query.device)
-    call = Call(rows, scale, exclude=exclude, causal=False)
-    return kernel.forward(query, pools[0][row, slots], pools[1][row, slots], call)
+    """Every query ``(Q, H, D)`` with every key, some of them excluded."""
+    call = Call(Rows.single(query.shape[0], key.shape[0], query.device), scale, exclude=exclude, causal=False)
+    return kernel.forward(query, key, value, call)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -12,9 +14,23 @@ from .merge import merge
 from .problem import Scores
 from .store import GroupedStore
 
-#: New tokens: keys ``(B, H_kv, Q, D)``, values ``(B, H_kv, Q, D_v)``, codes ``(B, Q)``, positions of all columns
-#: ``(B, S)``, and in how many groups each is.
-New = tuple[Tensor, Tensor, Tensor, Tensor, int | None]
+
+@dataclass(frozen=True)
+class New:
+    """New tokens, as `GroupedStore.append` takes them."""
+
+    keys: Tensor
+    values: Tensor
+    codes: Tensor
+    columns: Tensor
+    groups_each: int | None
+
+    def enter(self, store: GroupedStore, start: int = 0, stop: int | None = None) -> None:
+        """Some of them, or all, become part of a store."""
+        count, own = self.keys.shape[2], slice(start, stop)
+        seen = self.columns.shape[1] - count + (count if stop is None else stop)
+        keys, values = self.keys[:, :, own], self.values[:, :, own]
+        store.append(keys, values, self.codes[:, own], self.columns[:, :seen], self.groups_each)
 
 
 @torch.compiler.disable
@@ -34,14 +50,13 @@ def attend_pieces(
     Returns:
         ``(B, H, Q, D_v)``, zeros for padding.
     """
-    key, value, codes, columns, groups_each = new
     num_queries, outputs = query.shape[2], []
-    before = columns.shape[1] - num_queries
+    positions = new.columns[:, new.columns.shape[1] - num_queries :]
     for start in range(0, num_queries, store.spare):
         own = slice(start, min(start + store.spare, num_queries))
-        store.append(key[:, :, own], value[:, :, own], codes[:, own], columns[:, : before + own.stop], groups_each)
-        positions = columns[:, before + own.start : before + own.stop]
-        output, lse = _attend(store, pool, query[:, :, own].transpose(1, 2), positions, codes[:, own], scores, kernel)
+        new.enter(store, own.start, own.stop)
+        some = query[:, :, own].transpose(1, 2), positions[:, own], new.codes[:, own]
+        output, lse = _attend(store, pool, *some, scores, kernel)
         if scores.sink_logits is not None:
             output = output * torch.sigmoid(lse - scores.sink_logits.to(lse.dtype))[..., None]
         outputs.append(output.to(query.dtype))
@@ -58,18 +73,19 @@ def _attend(
     kernel: Kernel,
 ) -> tuple[Tensor, Tensor]:
     """Of tokens that the ring has taken in: ``(B, Q, H, D_v)`` and logsumexp ``(B, Q, H)``."""
-    reads, visible = store.reads(positions, codes), store.visible(positions, codes, store.recent)
+    reads, visible = store.reads(positions, codes), store.visible(positions, codes)
     whole: tuple[Tensor, Tensor] | None = None
     for fetched in pool.fetch(reads.any(dim=1)):
         index = fetched.lists[:, None].expand(-1, query.shape[1], -1)
         reads_page = reads.gather(2, index).logical_and_((fetched.lengths > 0)[:, None])
         if query.shape[1] == 1 and kernel.paged is not None and pool.keys.shape[-1] == pool.values.shape[-1]:
-            tables = fetched.pages[..., None]
-            pages = Pages(visible[:, 0], reads_page[:, 0], fetched.lengths, tables, pool.page)
-            one, its_lse = kernel.paged(query[:, 0], pool.keys, pool.values, pages, scores.scale)
+            recent = store.recent.keys, store.recent.values
+            facts = reads_page[:, 0], fetched.lengths, fetched.pages[..., None], store.places, pool.page
+            pages = Pages(recent, visible[:, 0], (pool.keys, pool.values), *facts)
+            one, its_lse = kernel.paged(query[:, 0], pages, scores.scale)
             part = one[:, None], its_lse[:, None]
         else:
-            part = _under_mask(pool, query, store.recent, visible, fetched, reads_page, scores.scale)
+            part = _under_mask(store, pool, query, visible, fetched, reads_page, scores.scale)
         whole = part if whole is None else merge(*whole, *part)
         visible = torch.zeros_like(visible)  # met once
     assert whole is not None
@@ -77,9 +93,9 @@ def _attend(
 
 
 def _under_mask(
+    store: GroupedStore,
     pool: TieredPool,
     query: Tensor,
-    recent: slice,
     visible: Tensor,
     fetched: Fetched,
     reads_page: Tensor,
@@ -90,7 +106,10 @@ def _under_mask(
     in_page = place.to(query.device) < fetched.lengths[..., None]
     pairs = torch.cat([visible, (reads_page[..., None] & in_page[:, None]).flatten(2)], dim=2)
     key, value = (
-        torch.cat([x[:, recent], x.unflatten(1, (-1, pool.page))[rows, fetched.pages].flatten(1, 2)], dim=1)
-        for x in (pool.keys.transpose(1, 2), pool.values.transpose(1, 2))
+        torch.cat([ring, x.unflatten(1, (-1, pool.page))[rows, fetched.pages].flatten(1, 2)], dim=1)
+        for ring, x in (
+            (store.recent.keys[:, :, 1:].transpose(1, 2), pool.keys.transpose(1, 2)),
+            (store.recent.values[:, :, 1:].transpose(1, 2), pool.values.transpose(1, 2)),
+        )
     )
     return masked_with_lse(query, key, value, pairs, scale)

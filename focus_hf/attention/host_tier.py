@@ -37,7 +37,7 @@ class TieredPool(PagePool):
     """A pool with its pages of lists on the host; ``keys`` and ``values`` are what the device has.
 
     Args:
-        own_pages, page, list_codes, like: see `PagePool`.
+        rows, page, list_codes, like: see `PagePool`.
         device_pages: how many pages of lists the device has room for, in each row.
 
     Attributes:
@@ -48,12 +48,12 @@ class TieredPool(PagePool):
     """
 
     def __init__(
-        self, own_pages: int, page: int, list_codes: list[int], like: tuple[Tensor, Tensor], device_pages: int
+        self, rows: int, page: int, list_codes: list[int], like: tuple[Tensor, Tensor], device_pages: int
     ) -> None:
-        super().__init__(own_pages, page, list_codes, like)
+        super().__init__(rows, page, list_codes, like)
         self.keys, self.values = (F.pad(x, (0, 0, 0, device_pages * page)) for x in (self.keys, self.values))
         self.host_keys, self.host_values = (self._on_host(x[:, :, :0]) for x in (self.keys, self.values))
-        self.books = DevicePages(like[0].shape[0], device_pages, own_pages)
+        self.books = DevicePages(rows, device_pages, 1)
         self.waits = 0
         self._contents: tuple[Tensor, Tensor] | None = None
 
@@ -86,7 +86,7 @@ class TieredPool(PagePool):
             meant, at = pages >= 0, pages.clamp(min=0)
             facts = torch.stack(
                 [
-                    torch.where(meant, slots + self.own_pages, 0),
+                    torch.where(meant, slots + 1, 0),
                     torch.where(meant, length_of.gather(1, at), 0),
                     list_of.gather(1, at),
                 ]
@@ -100,7 +100,7 @@ class TieredPool(PagePool):
             page = torch.arange(tables.shape[2])
             filled = (lengths[..., None] - page * self.page).clamp(0, self.page)
             numbers = torch.arange(tables.shape[1])[:, None].expand_as(filled)
-            at = torch.where(filled > 0, tables, 0).flatten(1)  # page 0 is the owner's, in no list
+            at = torch.where(filled > 0, tables, 0).flatten(1)  # page 0 is nobody's
             empty = torch.zeros(at.shape[0], self.positions.shape[1] // self.page, dtype=torch.long)
             list_of, length_of = (empty.scatter(1, at, x.flatten(1)) for x in (numbers, filled))
             length_of[:, 0] = 0
@@ -114,8 +114,8 @@ class TieredPool(PagePool):
             return
         heads = self.keys.shape[1]
         row_and_head = rows[:, None] * heads + torch.arange(heads)
-        from_page = (pages[rows, places] - self.own_pages)[:, None]
-        to_page = (slots[rows, places] + self.own_pages)[:, None]
+        from_page = (pages[rows, places] - 1)[:, None]
+        to_page = (slots[rows, places] + 1)[:, None]
         for device, host in ((self.keys, self.host_keys), (self.values, self.host_values)):
             source = row_and_head * (host.shape[2] // self.page) + from_page
             target = row_and_head * (device.shape[2] // self.page) + to_page
@@ -124,27 +124,23 @@ class TieredPool(PagePool):
             into = device.view(-1, staged.shape[1])
             into.index_copy_(0, target.flatten().to(self.device), staged.to(self.device, non_blocking=True))
 
-    def read(self, slots: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        own = slots < self.own_pages * self.page
-        keys, values, _ = super().read(torch.where(own, slots, 0))
-        rows, places = self._asked(~own).nonzero(as_tuple=True)
-        if len(rows):
-            at = self._asked(slots)[rows, places] - self.own_pages * self.page
-            on_device = rows.to(self.device), places.to(self.device)
-            for found, host in ((keys, self.host_keys), (values, self.host_values)):
-                found.transpose(1, 2)[on_device] = host.transpose(1, 2)[rows, at].to(self.device)
-        return keys, values, self.codes.gather(1, slots)
+    def whole(self) -> tuple[Tensor, Tensor]:
+        keys, values = (
+            torch.cat([device[:, :, : self.page], host.to(self.device)], dim=2)
+            for device, host in ((self.keys, self.host_keys), (self.values, self.host_values))
+        )
+        return keys, values
 
     # -- writing -------------------------------------------------------------------------------------------------
 
     def _put_in_lists(self, slots: Tensor, keys: Tensor, values: Tensor) -> None:
         at = self._asked(slots)
         here = self.books.slots.gather(1, at // self.page)
-        here = torch.where(here < 0, 0, (here + self.own_pages) * self.page + at % self.page)
+        here = torch.where(here < 0, 0, (here + 1) * self.page + at % self.page)
         self._put(here.to(self.device), keys, values)
-        kept = at >= self.own_pages * self.page
+        kept = at >= self.page
         rows, _ = kept.nonzero(as_tuple=True)
-        at = at[kept] - self.own_pages * self.page
+        at = at[kept] - self.page
         for host, new in ((self.host_keys, keys), (self.host_values, values)):
             host.transpose(1, 2)[rows, at] = self._asked(new).transpose(1, 2)[kept]
         self._contents = None
@@ -160,7 +156,7 @@ class TieredPool(PagePool):
     def _move_pages(self, source: Tensor) -> None:
         source = self._asked(source)
         self.books.renumber(source)
-        on_host = (source[:, self.own_pages :] - self.own_pages).clamp(min=0)
+        on_host = (source[:, 1:] - 1).clamp(min=0)
         for name in ("host_keys", "host_values"):
             host = getattr(self, name)
             if not host.shape[2]:  # the first pages

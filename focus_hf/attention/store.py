@@ -5,19 +5,24 @@ window it moves to the *list* of its set of groups, in the pages of a pool (`pag
 one place: recent ones under a mask, a list as a whole or not at all. Whatever happens to the tokens of all rows is a
 fixed number of tensor operations; sizes come from counts that the host has without looking.
 
-A row is a sequence, or with routing per head a key/value head of one.
+A row is a sequence with all its heads, or where each head has a way of its own to attend, one key/value head of one.
+A head that needs nothing beyond its window has no lists: what leaves the ring is gone.
 """
 
 from __future__ import annotations
 
-import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
+from .group_codes import code_of_all, codes_of_sets, unpack_groups
 from .host_tier import TieredPool
 from .mask import PADDING, Pattern
 from .page_pool import PagePool
+from .slots import Slots
 
 #: Tokens in a page.
 PAGE = 64
@@ -25,37 +30,50 @@ PAGE = 64
 #: Tokens that may gather in the ring behind the window before they are moved to their lists.
 SLACK = 64
 
-#: Memberships are kept as bits of an int64.
-MAX_GROUPS = 62
+#: With more lists than this, pages are an eighth as large: half of each list's last page is empty.
+MANY_LISTS = 32
 
 
-def unpack_groups(codes: Tensor, num_groups: int) -> Tensor:
-    """Codes ``(...)`` to bool ``(..., K)``."""
-    return (codes[..., None] >> torch.arange(num_groups, device=codes.device)) & 1 > 0
+@dataclass(frozen=True)
+class HeadRow:
+    """How a key/value head attends that is a row of its own.
+
+    Args:
+        local_window: its window.
+        forgets: it needs nothing beyond its window (and sinks, and dense start).
+        everything: its tokens are in all groups.
+    """
+
+    local_window: int
+    forgets: bool = False
+    everything: bool = False
 
 
-def codes_of_sets(num_groups: int, groups_each: int) -> list[int]:
-    """The codes of all sets of so many groups."""
-    return sorted(sum(1 << group for group in some) for some in itertools.combinations(range(num_groups), groups_each))
+class TokensGone(ValueError):
+    """Tokens are needed that heads with a window only have let go."""
 
 
 class GroupedStore:
-    """Cached tokens of ``B`` rows.
+    """Cached tokens of ``B`` sequences, in ``R`` rows.
 
     Args:
         pattern: window, sinks, dense start.
-        num_groups: ``K``, at most `MAX_GROUPS`.
+        num_groups: ``K``, at most `group_codes.MAX_GROUPS`.
         groups_each: every token will be in exactly this many groups; ``None`` if that is not known, which makes the
             host look at them.
-        like: keys ``(B, H_kv, n, D)`` and values ``(B, H_kv, n, D_v)`` of the kind to be stored; they are not.
+        like: keys ``(R, H_kv, n, D)`` and values ``(R, H_kv, n, D_v)`` of the kind to be stored; they are not.
+        device_pages: see `TieredPool`, for a pool in host memory.
+        heads: of a sequence, where each is a row of its own: ``R = B * heads``, and ``H_kv`` is 1. The pattern's
+            window is then not looked at.
+        looks: see `PagePool`.
 
     Attributes:
-        pool: where the tokens are. Slot 0 is nobody's; `recent` slots are those of sinks and ring; pages follow.
-        next_position: ``(B,)``, of the next token.
+        recent: sinks and ring of all rows. Slot 0 is nobody's.
+        pool: the lists of those rows that have any.
+        places: ``(R,)``, which row of the pool has each row's lists; -1 for none.
+        next_position: ``(R,)``, of the next token.
         columns: ``(B, S)``, the position of the token in each column of the cache, ``PADDING`` for padding.
     """
-
-    _BY_ROW = ("columns", "next_position", "_settled")
 
     def __init__(
         self,
@@ -64,87 +82,166 @@ class GroupedStore:
         groups_each: int | None,
         like: tuple[Tensor, Tensor],
         device_pages: int | None = None,
+        heads: Sequence[HeadRow] = (),
+        looks: bool = False,
     ) -> None:
-        batch, self.device = like[0].shape[0], like[0].device
-        self.pattern, self.num_groups, self.groups_each = pattern, num_groups, groups_each
-        first = 1 + pattern.sink_tokens
-        own_pages = -(-(first + pattern.local_window + SLACK) // PAGE)
-        self.recent, self._ring = slice(1, own_pages * PAGE), own_pages * PAGE - first
-        codes = [] if groups_each is None else codes_of_sets(num_groups, groups_each)
-        if device_pages is None:
-            self.pool = PagePool(own_pages, PAGE, codes, like)
-        else:
-            self.pool = TieredPool(own_pages, PAGE, codes, like, device_pages)
-        self.next_position, self._settled = self._numbers(batch), self._numbers(batch, fill=pattern.sink_tokens)
-        self.columns = self._numbers(batch, 0)
+        rows, self.device = like[0].shape[0], like[0].device
+        self.pattern, self.num_groups, self.groups_each, self.heads = pattern, num_groups, groups_each, tuple(heads)
+        first, self._window = 1 + pattern.sink_tokens, self._widest()
+        slots = -(-(first + self._window + SLACK) // PAGE) * PAGE
+        self.recent, self._ring = Slots(rows, slots, like), slots - first
+        self._listed = [place for place, head in enumerate(self.heads) if not head.forgets]
+        with_lists = rows if not heads else rows // len(heads) * len(self._listed)
+        self.pool = self._new_pool(with_lists, like, device_pages, looks)
+        self.next_position, self._settled = self._numbers(rows), self._numbers(rows, fill=pattern.sink_tokens)
+        self.columns = self._numbers(rows // max(len(self.heads), 1), 0)
         self._bits = 1 << torch.arange(num_groups, device=self.device)
-        self._describe_slots()
+        windows = [head.local_window for head in self.heads] or [pattern.local_window]
+        self._windows = torch.tensor(windows, device=self.device)[:, None, None]
+        self._listed_heads = torch.tensor(self._listed, dtype=torch.long, device=self.device)
+        self._describe_rows()
         #: Bounds that hold for every row: tokens of the ring that are in no list; the last tokens that the ring still
-        #: has, in lists or not.
-        self._waiting, self._intact = 0, self._ring
+        #: has, in lists or not. And whether heads may have let tokens go.
+        self._waiting, self._intact, self.tokens_gone = 0, self._ring, False
         self._first: Tensor | None = None
+
+    def _new_pool(self, rows: int, like: tuple[Tensor, Tensor], device_pages: int | None, looks: bool) -> PagePool:
+        codes = self._codes_of_lists()
+        if device_pages is not None:
+            return TieredPool(rows, PAGE, codes, like, device_pages)
+        return PagePool(rows, PAGE if len(codes) <= MANY_LISTS else -(-PAGE // 8), codes, like, looks)
+
+    def _widest(self) -> int:
+        """How long a token may be needed without its groups."""
+        width = max((head.local_window for head in self.heads), default=self.pattern.local_window)
+        return max(width, self.pattern.dense_below) if any(head.forgets for head in self.heads) else width
+
+    def _codes_of_lists(self) -> list[int]:
+        if self.groups_each is None or (self.heads and not self._listed):
+            return []
+        codes = set(codes_of_sets(self.num_groups, self.groups_each))
+        if any(head.everything for head in self.heads):
+            codes.add(code_of_all(self.num_groups))
+        return sorted(codes)
 
     @property
     def spare(self) -> int:
         """Tokens that the ring takes beside a window."""
-        return self._ring - self.pattern.local_window
+        return self._ring - self._window
 
     def pack(self, memberships: Tensor) -> Tensor:
         """bool ``(..., K)`` to int64 codes ``(...)``, one bit per group."""
         return (memberships * self._bits).sum(dim=-1)
 
+    def by_row(self, of_sequences: Tensor) -> Tensor:
+        """``(B, ...)`` to ``(R, ...)``."""
+        return of_sequences.repeat_interleave(len(self.heads), dim=0) if self.heads else of_sequences
+
+    def with_lists(self, of_rows: Tensor) -> Tensor:
+        """Of ``(R, ...)`` those rows that have lists."""
+        return of_rows if self._rows_listed is None else of_rows.index_select(0, self._rows_listed)
+
     def _numbers(self, *shape: int, fill: int = 0) -> Tensor:
         return torch.full(shape, fill, dtype=torch.long, device=self.device)
 
-    def _describe_slots(self) -> None:
-        """Facts of the slots that are the same in every row."""
-        slot = torch.arange(self.pool.positions.shape[1], device=self.device)
-        sinks, recent = slot <= self.pattern.sink_tokens, slot < self.recent.stop
-        self._in_ring = recent & ~sinks
-        self._reach = torch.where(sinks, 1 << 62, torch.where(recent, self.pattern.local_window, -1))
+    def _describe_rows(self) -> None:
+        """Facts of rows that do not change with their tokens."""
+        sequences, heads = self.columns.shape[0], len(self.heads)
+        slot = torch.arange(self.recent.positions.shape[1], device=self.device)
+        sinks = slot <= self.pattern.sink_tokens
+        reach = torch.where(sinks, 1 << 62, self._windows)
+        self._in_ring, self._reach = ~sinks, reach.repeat(sequences, 1, 1) if heads else reach
+        self.places = torch.arange(self.recent.positions.shape[0], device=self.device)
+        self._rows_listed = None
+        if len(self._listed) < heads:
+            self._rows_listed = self.places.view(sequences, heads).index_select(1, self._listed_heads).flatten()
+            lists = torch.arange(self._rows_listed.shape[0], device=self.device)
+            self.places = torch.full_like(self.places, -1).index_copy_(0, self._rows_listed, lists)
 
     # -- reading -------------------------------------------------------------------------------------------------
 
-    def visible(self, positions: Tensor, codes: Tensor, slots: slice) -> Tensor:
-        """Which slots queries attend to: the definition, read in this structure.
+    def visible(self, positions: Tensor, codes: Tensor) -> Tensor:
+        """Which recent slots, from 1 on, queries attend to: the definition, read in this structure.
 
         Args:
-            positions: ``(B, Q)``, of the queries, which have been appended.
-            codes: ``(B, Q)``, the groups that they read.
-            slots: to look at.
+            positions: ``(R, Q)``, of the queries, which have been appended.
+            codes: ``(R, Q)``, the groups that they read.
 
         Returns:
-            bool ``(B, Q, n)``.
+            bool ``(R, Q, n)``.
         """
-        placed = self.pool.positions[:, None, slots]
-        distance = positions[..., None] - placed
-        visible = distance <= self._reach[slots]
-        visible |= (self.pool.codes[:, None, slots] & codes[..., None]) != 0
+        recent, reach, first = self.recent, self._reach[..., 1:], self._first_here()[:, 1:]
+        return self._sees(positions, codes, recent.positions[:, 1:], recent.codes[:, 1:], reach, first)
+
+    def _sees(
+        self, positions: Tensor, codes: Tensor, placed: Tensor, of: Tensor, reach: Tensor, first: Tensor | int
+    ) -> Tensor:
+        distance = positions[..., None] - placed[:, None]
+        visible = distance <= reach
+        visible |= (of[:, None] & codes[..., None]) != 0
         if self.pattern.dense_below:
             visible |= positions[..., None] < self.pattern.dense_below
-        return visible.logical_and_(distance >= 0).logical_and_(placed >= self._first_here()[:, None, slots])
+        return visible.logical_and_(distance >= 0).logical_and_((placed >= first)[:, None])
 
     def _first_here(self) -> Tensor:
-        """The first position that counts in each slot, ``(B, N)``: what the ring has of earlier ones is in lists."""
+        """The first position that counts in each recent slot: what the ring has of earlier ones is in lists."""
         if self._first is None:
             self._first = torch.where(self._in_ring, self._settled[:, None], 0)
         return self._first
 
     def reads(self, positions: Tensor, codes: Tensor) -> Tensor:
-        """Which lists queries attend to, all tokens of them: bool ``(B, Q, lists)``. Arguments as for `visible`."""
+        """Which lists queries attend to, all tokens of them: bool ``(R', Q, lists)``, of rows that have lists.
+
+        Arguments as for `visible`.
+        """
+        positions, codes = self.with_lists(positions), self.with_lists(codes)
         reads = self.pool.shares(codes)
         if self.pattern.dense_below:
             reads |= (positions < self.pattern.dense_below)[..., None]
         return reads.logical_and_((positions != PADDING)[..., None])
+
+    def visible_everywhere(self, positions: Tensor, codes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """All slots of each row, as keys ``(R, H_kv, N, D)`` and values, and which ones queries attend to."""
+        keys, values, codes_of, placed = self._everywhere()
+        reach = F.pad(self._reach, (0, self.pool.positions.shape[1]), value=-1)
+        return keys, values, self._sees(positions, codes, placed, codes_of, reach, 0)
+
+    def _everywhere(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """All slots of each row: keys ``(R, H_kv, N, D)``, values, codes and positions ``(R, N)``. A copy."""
+        recent, pool = self.recent, self.pool
+        here = recent.positions.where(recent.positions >= self._first_here(), PADDING)
+        keys, values = pool.whole()
+        found = []
+        for ring, lists, none in (
+            (recent.keys, keys, 0),
+            (recent.values, values, 0),
+            (recent.codes, pool.codes, 0),
+            (here, pool.positions, PADDING),
+        ):
+            if self._rows_listed is not None:
+                every = lists.new_full((ring.shape[0], *lists.shape[1:]), none)
+                lists = every.index_copy_(0, self._rows_listed, lists)
+            found.append(torch.cat([ring, lists], dim=-2 if ring.dim() == 4 else -1))
+        keys, values, codes, positions = found
+        return keys, values, codes, positions
 
     def in_order(self, row: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """A row's recent tokens: keys ``(H_kv, n, D)``, values, codes ``(n,)``, positions ``(n,)``. The host looks."""
         sinks, next_ = self.pattern.sink_tokens, int(self.next_position[row])
         last = torch.arange(int(self._settled[row]), max(next_, sinks), device=self.device)
         positions = torch.cat([torch.arange(min(sinks, next_), device=self.device), last])
-        slots = self._slots(positions)
-        pool = self.pool
-        return pool.keys[row, :, slots], pool.values[row, :, slots], pool.codes[row, slots], positions
+        slots, recent = self._slots(positions), self.recent
+        return recent.keys[row, :, slots], recent.values[row, :, slots], recent.codes[row, slots], positions
+
+    def runs(self, row: int) -> tuple[int, list[tuple[int, list[slice]]]]:
+        """Where a row's lists are: its row in the pool, and `PagePool.runs`. The host looks."""
+        if not self.heads:
+            return row, self.pool.runs(row)
+        sequence, head = divmod(row, len(self.heads))
+        if head not in self._listed:
+            return 0, []
+        place = sequence * len(self._listed) + self._listed.index(head)
+        return place, self.pool.runs(place)
 
     # -- growing -------------------------------------------------------------------------------------------------
 
@@ -152,30 +249,33 @@ class GroupedStore:
         """Take in the tokens of new columns.
 
         Args:
-            keys: ``(B, H_kv, n, D)``.
-            values: ``(B, H_kv, n, D_v)``.
-            codes: ``(B, n)``, from `pack`.
+            keys: ``(R, H_kv, n, D)``.
+            values: ``(R, H_kv, n, D_v)``.
+            codes: ``(R, n)``, from `pack`.
             columns: ``(B, S)``, positions of all columns, those that are there and the ``n`` new ones.
             groups_each: each of the new tokens is in exactly this many groups, if that is known.
         """
-        count, window = keys.shape[2], self.pattern.local_window
+        count, window = keys.shape[2], self._window
         if groups_each != self.groups_each:
             self.groups_each = None
-        new, before = columns[:, columns.shape[1] - count :], self.next_position
+        new, before = self.by_row(columns[:, columns.shape[1] - count :]), self.next_position
         last = new[:, 0] if count == 1 else new.amax(dim=1)
         self.columns, self.next_position = columns, torch.maximum(before, last + 1)
+        self.tokens_gone |= columns.shape[1] > self._ring and len(self._listed) < len(self.heads)
+        self._intact = min(self._intact + count, self._ring)
         if self._waiting + count > self._ring:
             if count <= self.spare:
                 self._settle(before - window, self._waiting - window)
             else:
                 limit = self.next_position - window
                 self._settle(torch.minimum(limit, before), self._waiting)
-                self._move(keys, values, codes, new, (new >= self.pattern.sink_tokens) & (new < limit[:, None]))
+                kept = (new >= self.pattern.sink_tokens) & (new < limit[:, None])
+                self._move(*(self.with_lists(x) for x in (keys, values, codes, new, kept)))
                 self._settle_until(torch.maximum(self._settled, limit))
                 fits = (new >= self.next_position[:, None] - self._ring) | (new < self.pattern.sink_tokens)
                 new, count = torch.where(fits, new, PADDING), 0
         self._waiting += count
-        self.pool.write(self._slots(new), keys, values, codes, new)
+        self.recent.write(self._slots(new), keys, values, codes, new)
 
     def _slots(self, positions: Tensor) -> Tensor:
         """Where recent tokens are; nobody's slot for padding."""
@@ -183,76 +283,97 @@ class GroupedStore:
         return torch.where(positions < sinks, positions + 1, positions % self._ring + (sinks + 1))
 
     def _settle(self, limit: Tensor, most: int) -> None:
-        """Move the ring's tokens before these positions ``(B,)``, at most so many, to their lists."""
-        positions = self._settled[:, None] + torch.arange(most, device=self.device)
-        keys, values, codes = self.pool.read(self._slots(positions))
-        self._move(keys, values, codes, positions, positions < limit[:, None])
+        """Move the ring's tokens before these positions ``(R,)``, at most so many, to their lists."""
+        positions = self.with_lists(self._settled)[:, None] + torch.arange(most, device=self.device)
+        rows = None if self._rows_listed is None else self._rows_listed[:, None]
+        keys, values, codes = self.recent.read(self._slots(positions), rows)
+        self._move(keys, values, codes, positions, positions < self.with_lists(limit)[:, None])
         self._settle_until(torch.maximum(self._settled, limit))
-        self._waiting = self.pattern.local_window
+        self._waiting = self._window
 
     def _settle_until(self, positions: Tensor) -> None:
         self._settled, self._first = positions, None
 
     def _move(self, keys: Tensor, values: Tensor, codes: Tensor, positions: Tensor, keep: Tensor) -> None:
-        """Append those tokens ``(B, n)`` to their lists that are to be kept."""
+        """Append those tokens ``(R', n)`` to their lists that are to be kept."""
         if self.groups_each is None:
             self.pool.add_lists(codes[keep].unique().tolist())
         self.pool.append(keys, values, codes, positions, keep)
-        if self.pool.positions.shape[1] != self._reach.shape[0]:
-            self._describe_slots()
 
     # -- what happens to a cache ---------------------------------------------------------------------------------
 
     def crop(self, count: int) -> None:
-        """Forget the last columns."""
+        """Forget the last columns.
+
+        Raises:
+            TokensGone: so many that heads would need tokens again that they have let go.
+        """
+        intact = self._intact - count
+        if self.tokens_gone and intact < self._window:
+            raise TokensGone(
+                f"This cache cannot be cropped by {count} tokens: heads that need their window only keep {self.spare} "
+                "tokens beside it. Start from an empty cache, or let it keep everything, from the start, with "
+                'focus_hf.set_routing(model, path="masked").'
+            )
         self.columns = self.columns[:, : self.columns.shape[1] - count]
         none = self._numbers(self.columns.shape[0], 1, fill=PADDING)
-        self.next_position = torch.cat([none, self.columns], dim=1).amax(dim=1) + 1
-        settled = torch.minimum(self._settled, self.next_position - self.pattern.local_window)
+        self.next_position = self.by_row(torch.cat([none, self.columns], dim=1).amax(dim=1) + 1)
+        settled = torch.minimum(self._settled, self.next_position - self._window)
         self._settle_until(settled.clamp(min=self.pattern.sink_tokens))
-        self._waiting, self._intact = max(self._waiting, self.pattern.local_window), self._intact - count
-        if self._intact < self.pattern.local_window:
+        self._waiting, self._intact = max(self._waiting, self._window), intact
+        if intact < self._window:
             self._refill()
-        self.pool.take_back(self._settled)
+        self.pool.take_back(self.with_lists(self._settled))
 
     def _refill(self) -> None:
         """Put the last tokens back into the ring, from wherever they are."""
         positions = self.next_position[:, None] - 1 - torch.arange(self._ring, device=self.device)
         positions = torch.where(positions >= self.pattern.sink_tokens, positions, PADDING)
-        found = self.pool.read(self._find(positions))
-        self.pool.write(self._slots(positions), *found, positions)
+        keys, values, codes, _ = self._find(positions)
+        self.recent.write(self._slots(positions), keys, values, codes, positions)
         self._intact = self._ring
 
-    def _find(self, positions: Tensor) -> Tensor:
-        """The slots of tokens by their positions ``(B, n)``; nobody's slot for padding."""
-        placed = self.pool.positions
-        here = (placed >= self._first_here()) & (placed < self.next_position[:, None])
-        at = torch.where(here, placed + 1, 0)
+    def _find(self, positions: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Keys, values and codes of tokens by their positions ``(R, n)``, and whether they were found."""
+        keys, values, codes, placed = self._everywhere()
+        at = torch.where(placed < self.next_position[:, None], placed + 1, 0)
         slot = torch.arange(at.shape[1], device=self.device).expand_as(at)
         slots = self._numbers(at.shape[0], max(self.columns.shape[1], 1) + 1).scatter_(1, at, slot)
         slots[:, 0] = 0
-        return slots.gather(1, positions + 1)
+        slots, rows = slots.gather(1, positions + 1), torch.arange(at.shape[0], device=self.device)[:, None]
+        keys, values = (x.transpose(1, 2)[rows, slots].transpose(1, 2) for x in (keys, values))
+        return keys, values, codes.gather(1, slots), slots > 0
 
-    def select(self, rows: Tensor) -> None:
-        """Go on with these rows, in this order, some of them perhaps several times."""
-        rows = rows.to(self.device)
-        for name in self._BY_ROW:
-            setattr(self, name, getattr(self, name).index_select(0, rows))
-        self.pool.select(rows)
+    def select(self, sequences: Tensor) -> None:
+        """Go on with these sequences, in this order, some of them perhaps several times."""
+        sequences = sequences.to(self.device)
+        rows, listed = (
+            _rows_of(sequences, n) if self.heads else sequences for n in (len(self.heads), len(self._listed))
+        )
+        self.columns = self.columns.index_select(0, sequences)
+        self.next_position, self._settled = (x.index_select(0, rows) for x in (self.next_position, self._settled))
+        self.recent.select(rows)
+        self.pool.select(listed)
+        self._describe_rows()
         self._first = None
 
     def restore(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Every token in its column: keys ``(B, H_kv, S, D)``, values ``(B, H_kv, S, D_v)``, memberships bool
-        ``(B, S, K)``.
+        """Every token in its column: keys ``(R, H_kv, S, D)``, values ``(R, H_kv, S, D_v)``, memberships bool
+        ``(R, S, K)``.
 
-        Padding has zeros; its memberships are as for any unknown token: all groups.
+        Padding, and what heads have let go, has zeros; its memberships are as for any unknown token: all groups.
         """
-        padding = self.columns == PADDING
-        keys, values, codes = self.pool.read(self._find(self.columns))
-        memberships = unpack_groups(codes, self.num_groups) | padding[..., None]
-        keys, values = (x.masked_fill(padding[:, None, :, None], 0) for x in (keys, values))
+        keys, values, codes, found = self._find(self.by_row(self.columns))
+        memberships = unpack_groups(codes, self.num_groups) | ~found[..., None]
+        keys, values = (x.masked_fill(~found[:, None, :, None], 0) for x in (keys, values))
         return keys, values, memberships
 
     def num_bytes(self) -> int:
         """Memory that it takes."""
-        return self.pool.num_bytes() + sum(getattr(self, name).nbytes for name in self._BY_ROW)
+        numbers = self.columns, self.next_position, self._settled
+        return self.recent.num_bytes() + self.pool.num_bytes() + sum(x.nbytes for x in numbers)
+
+
+def _rows_of(sequences: Tensor, heads: int) -> Tensor:
+    """The rows of sequences that have one for each of so many heads."""
+    return (sequences[:, None] * heads + torch.arange(heads, device=sequences.device)).flatten()

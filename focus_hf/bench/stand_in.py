@@ -45,20 +45,23 @@ class FlashStandIn(TorchFlash):
         return _varlen_backward(g, q, k, v, o, lse, *offsets, call.scale, *window)
 
 
-def _paged_forward(query: Tensor, key: Tensor, value: Tensor, pages: Pages, scale: float) -> Result:
-    facts = pages.visible, pages.reads, pages.lengths, pages.tables
-    return merge_splits(*_paged(query, key, value, *facts, scale, pages.size))
+def _paged_forward(query: Tensor, pages: Pages, scale: float) -> Result:
+    facts = pages.visible, pages.reads, pages.lengths, pages.tables, pages.places
+    return merge_splits(*_paged(query, *pages.recent, *pages.pool, *facts, scale, pages.size))
 
 
 @torch.library.custom_op("focus_hf::paged_stand_in", mutates_args=())
 def _paged(
     query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    recent_key: Tensor,
+    recent_value: Tensor,
+    pool_key: Tensor,
+    pool_value: Tensor,
     visible: Tensor,
     reads: Tensor,
     lengths: Tensor,
     tables: Tensor,
+    places: Tensor,
     scale: float,
     size: int,
 ) -> tuple[Tensor, Tensor]:
@@ -66,27 +69,33 @@ def _paged(
     dtype = _lse_dtype(query)
     output = query.new_zeros(*query.shape[:2], 2, query.shape[2], dtype=dtype)
     lse = output.new_full(output.shape[:3], float("-inf"))
-    for row in range(query.shape[0]):
-        slots = [1 + torch.arange(visible.shape[1], device=query.device)[visible[row]], lengths.new_zeros(0)]
-        for table, length, is_read in zip(tables[row], lengths[row].tolist(), reads[row].tolist(), strict=True):
-            place = torch.arange(length if is_read else 0, device=query.device)
-            slots[1] = torch.cat([slots[1], table[place // size] * size + place % size])
-        for part, some in enumerate(slots):
-            if len(some):
-                k, v = (x[row, :, some].transpose(0, 1) for x in (key, value))
-                call = Call(Rows.single(1, len(some), query.device), scale, causal=False)
-                output[row, :, part], lse[row, :, part] = (
-                    x[0] for x in Reference().forward(query[row][None], k, v, call)
-                )
+    for row, place in enumerate(places.tolist()):
+        parts = [(recent_key[row, :, 1:][:, visible[row]], recent_value[row, :, 1:][:, visible[row]])]
+        if place >= 0:
+            slots = _slots_of_lists(reads[place], lengths[place], tables[place], size)
+            parts.append((pool_key[place, :, slots], pool_value[place, :, slots]))
+        for part, (k, v) in enumerate(parts):
+            if k.shape[1]:
+                call = Call(Rows.single(1, k.shape[1], query.device), scale, causal=False)
+                found = Reference().forward(query[row][None], k.transpose(0, 1), v.transpose(0, 1), call)
+                output[row, :, part], lse[row, :, part] = (x[0] for x in found)
     return output, lse
+
+
+def _slots_of_lists(reads: Tensor, lengths: Tensor, tables: Tensor, size: int) -> Tensor:
+    """Where the tokens are of the lists that are read."""
+    slots = [lengths.new_zeros(0)]
+    for table, length, is_read in zip(tables, lengths.tolist(), reads.tolist(), strict=True):
+        at = torch.arange(length if is_read else 0, device=lengths.device)
+        slots.append(table[at // size] * size + at % size)
+    return torch.cat(slots)
 
 
 @_paged.register_fake
 def _(query: Tensor, *_: object) -> tuple[Tensor, Tensor]:
     shape = *query.shape[:2], 2
-    return query.new_empty(*shape, query.shape[2], dtype=_lse_dtype(query)), query.new_empty(
-        shape, dtype=_lse_dtype(query)
-    )
+    dtype = _lse_dtype(query)
+    return query.new_empty(*shape, query.shape[2], dtype=dtype), query.new_empty(shape, dtype=dtype)
 
 
 @torch.library.custom_op("focus_hf::varlen_stand_in", mutates_args=())

@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from focus_hf.attention import (
     PADDING,
     GroupedStore,
+    HeadRow,
     Pattern,
     Scores,
+    TokensGone,
     WhoAttends,
     attend_store,
     attended_pairs,
@@ -233,3 +235,125 @@ def test_a_device_with_room_for_all_pages_fetches_each_once():
         attend_store(stored, one.repeat(1, 2, 1, 1), one, one, positions, memberships, Scores(0.4), kernel, 1)
     pages = ((stored.pool.lengths + 3) // 4).sum()
     assert 0.9 * pages <= stored.pool.books.misses <= pages < stored.pool.books.hits
+
+
+#: Heads of a sequence that are rows of their own: groups with their windows, a window only, everything.
+HEAD_ROWS = (HeadRow(6), HeadRow(3, forgets=True), HeadRow(0, everything=True), HeadRow(2), HeadRow(5, forgets=True))
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    heads=st.lists(st.sampled_from(HEAD_ROWS), min_size=1, max_size=3),
+    dense_below=st.sampled_from([0, 9]),
+    groups=st.sampled_from([1, 3, 40, 64]),
+    padding=st.sampled_from([0.0, 0.3]),
+    unknown=st.sampled_from([0.0, 0.0, 0.1]),
+    how=st.sampled_from(sorted(KERNELS)),
+    looks=st.booleans(),
+    data=st.data(),
+)
+def test_heads_that_attend_in_different_ways(seed, heads, dense_below, groups, padding, unknown, how, looks, data):
+    """Each key/value head is a row: its groups as a key, those that it reads, its window, and what it lets go."""
+    generator, kernel, sinks, rows = torch.Generator().manual_seed(seed), KERNELS[how], 2, 2
+    counts, like = len(heads), torch.zeros(rows * len(heads), 1, 0, DIM, dtype=torch.float64)
+    each = 1 if not unknown and data.draw(st.booleans()) else None
+    stored = GroupedStore(Pattern(0, sinks, dense_below), groups, each, (like, like), None, tuple(heads), looks)
+
+    def randn(count, number):
+        return torch.randn(rows, number, count, DIM, generator=generator, dtype=torch.float64)
+
+    q, k, v = randn(0, 2 * counts), randn(0, counts), randn(0, counts)
+    member = torch.zeros(rows, counts, 0, groups, dtype=torch.bool)
+    read, real = member.clone(), torch.zeros(rows, 0, dtype=torch.bool)
+    for _ in range(data.draw(st.integers(1, 10))):
+        step, seen = data.draw(st.sampled_from(["append"] * 6 + ["crop", "select", "copy"])), real.shape[1]
+        if step == "append":
+            count = data.draw(st.sampled_from([1, 1, 1, 2, 3, 30]))
+            rows = real.shape[0]
+            new = [torch.rand(rows, counts, count, groups, generator=generator).argsort(-1) < n for n in (1, 2)]
+            new[0] |= torch.rand(rows, counts, count, 1, generator=generator) < unknown
+            for x in new:
+                for place, head in enumerate(heads):
+                    if head.forgets or head.everything:
+                        x[:, place] = head.everything
+            here = torch.rand(rows, count, generator=generator) >= padding
+            q, k, v = (torch.cat([x, randn(count, x.shape[1])], dim=2) for x in (q, k, v))
+            member, read = (torch.cat([x, more], dim=2) for x, more in zip((member, read), new, strict=True))
+            real = torch.cat([real, here], dim=1)
+            positions = torch.where(real, real.long().cumsum(-1) - 1, PADDING)
+            last = slice(seen, seen + count)
+            groups_of, reads = (x[:, :, last].flatten(0, 1) for x in (member, read))
+            if not takes(stored, count, kernel):
+                own = (x[:, :, last].flatten(0, 1)[:, None] for x in (k, v))
+                stored.append(*own, stored.pack(groups_of), positions, each)
+                continue
+            tensors = (x[:, :, last] for x in (q, k, v))
+            output = attend_store(stored, *tensors, positions, groups_of, Scores(0.4), kernel, each, reads)
+            for place, head in enumerate(heads):
+                pattern = Pattern(head.local_window, sinks, dense_below)
+                who = WhoAttends(pattern, positions, member[:, place], reads=read[:, place])
+                own = (x[:, 2 * place : 2 * place + 2] if x is q else x[:, place : place + 1] for x in (q, k, v))
+                expected = masked_attention(*own, attended_pairs(who), Scores(0.4))[:, :, last]
+                expected = expected.masked_fill(~here[:, None, :, None], 0.0)
+                found = output[:, 2 * place : 2 * place + 2]
+                torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10)
+        elif step == "crop" and seen:
+            count = data.draw(st.integers(1, seen))
+            try:
+                stored.crop(count)
+            except TokensGone:
+                continue
+            q, k, v, member, read = (x[:, :, : seen - count] for x in (q, k, v, member, read))
+            real = real[:, : seen - count]
+        elif step == "select":
+            chosen = torch.tensor(data.draw(st.lists(st.integers(0, real.shape[0] - 1), min_size=1, max_size=3)))
+            stored.select(chosen)
+            q, k, v, member, read, real = (x[chosen] for x in (q, k, v, member, read, real))
+        elif step == "copy":
+            stored = copy.deepcopy(stored)
+    keys, values, memberships = (x.unflatten(0, (real.shape[0], counts)) for x in stored.restore())
+    for place, head in enumerate(heads):
+        if not head.forgets:
+            assert torch.equal(keys[:, place, 0][real], k[:, place][real])
+            assert torch.equal(values[:, place, 0][real], v[:, place][real])
+            assert torch.equal(memberships[:, place][real], member[:, place][real])
+
+
+def by_head(length, heads, *, groups=8, looks=False, sequences=2):
+    """A store in which each head is a row, filled."""
+    rows = sequences * len(heads)
+    memberships, keys = torch.rand(rows, length, groups).argsort(-1) < 1, torch.randn(rows, 1, length, DIM)
+    stored = GroupedStore(Pattern(0, 4), groups, 1, (keys, keys), None, heads, looks)
+    stored.append(keys, keys, stored.pack(memberships), torch.arange(length).expand(sequences, -1), 1)
+    return stored
+
+
+def test_a_head_with_a_window_only_keeps_no_more():
+    keeps, forgets = HeadRow(16), HeadRow(16, forgets=True)
+    both, one, none = (
+        by_head(2000, heads).num_bytes() for heads in ((keeps, keeps), (keeps, forgets), (forgets,) * 2)
+    )
+    assert one < 0.55 * both and none < 0.05 * both
+    assert by_head(4000, (forgets,) * 2).num_bytes() - none == 2 * 2000 * 8  # positions of columns
+
+
+@pytest.mark.parametrize("count", [64, 65])
+def test_what_a_head_let_go_does_not_come_back(monkeypatch, count):
+    monkeypatch.setattr(store, "SLACK", 64)
+    stored = by_head(500, (HeadRow(16), HeadRow(7, forgets=True)))
+    assert stored.tokens_gone and stored.spare >= 64
+    count += stored.spare - 64
+    if count > stored.spare:
+        with pytest.raises(TokensGone, match=f"cannot be cropped by {count} tokens"):
+            stored.crop(count)
+    else:
+        stored.crop(count)
+    assert stored.columns.shape[1] == 500 - (count if count <= stored.spare else 0)
+
+
+def test_many_lists_take_little_more_than_their_tokens(monkeypatch):
+    monkeypatch.setattr(store, "PAGE", 64)
+    stored = by_head(4000, (HeadRow(128),) * 2, groups=64, looks=True)
+    plain = 4 * 4000 * 2 * DIM * 4
+    assert stored.pool.keys.nbytes + stored.pool.values.nbytes <= 1.12 * plain

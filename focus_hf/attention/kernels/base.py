@@ -51,26 +51,32 @@ class Call:
 
 @dataclass(frozen=True)
 class Pages:
-    """What one query of each row reads of a pool of keys, ``(B, H_kv, N, D)``: recent slots, and whole lists.
+    """What one query of each of ``R`` rows reads: recent tokens, and whole lists of a pool, which has ``R'`` rows.
 
     Args:
-        visible: bool ``(B, recent)``, which of the slots from 1 on.
-        reads: bool ``(B, lists)``, which lists.
-        lengths: ``(B, lists)``, tokens in each.
-        tables: ``(B, lists, pages)``, which page of the pool each page of a list is.
+        recent: keys ``(R, H_kv, n, D)`` and values, contiguous.
+        visible: bool ``(R, n - 1)``, which of them from slot 1 on.
+        pool: keys ``(R', H_kv, N, D)`` and values, contiguous.
+        reads: bool ``(R', lists)``, which lists.
+        lengths: ``(R', lists)``, tokens in each.
+        tables: ``(R', lists, pages)``, which page of the pool each page of a list is.
+        places: ``(R,)``, which row of the pool has each row's lists; -1 for none.
         size: slots of a page.
     """
 
+    recent: tuple[Tensor, Tensor]
     visible: Tensor
+    pool: tuple[Tensor, Tensor]
     reads: Tensor
     lengths: Tensor
     tables: Tensor
+    places: Tensor
     size: int
 
 
-#: Queries ``(B, H, D)``, pools of keys and values, what is read of them, and the scale; to output ``(B, H, D)`` and
-#: logsumexp ``(B, H)``, both at least float32. A query that reads nothing gets zeros and ``-inf``.
-PagedForward = Callable[[Tensor, Tensor, Tensor, Pages, float], Result]
+#: Queries ``(R, H, D)``, what they read, and the scale; to output ``(R, H, D)`` and logsumexp ``(R, H)``, both
+#: at least float32. A query that reads nothing gets zeros and ``-inf``.
+PagedForward = Callable[[Tensor, Pages, float], Result]
 
 
 class Kernel(ABC):

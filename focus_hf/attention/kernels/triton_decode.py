@@ -22,31 +22,37 @@ SPLITS = 32
 WARPS = 4
 
 
-def paged_forward(query: Tensor, key: Tensor, value: Tensor, pages: Pages, scale: float) -> tuple[Tensor, Tensor]:
-    """Attention of one query of each row over what it reads of the pool (`base.PagedForward`); forward only.
+def keys_of_tile(width: int) -> int:
+    """Keys that are read at a time, of so many numbers: few enough that nothing is spilled; a page may have fewer."""
+    return max(16, min(64, 4096 // width))
+
+
+def paged_forward(query: Tensor, pages: Pages, scale: float) -> tuple[Tensor, Tensor]:
+    """Attention of one query of each row over recent tokens and lists of a pool (`base.PagedForward`); forward only.
 
     Args:
-        query: ``(B, H, D)``.
-        key, value: the pool, contiguous ``(B, H_kv, N, D)``.
-        pages: what is read of it.
+        query: ``(R, H, D)``.
+        pages: what is read.
         scale: factor on ``q . k``.
 
     Returns:
-        Float32 output ``(B, H, D)`` and logsumexp ``(B, H)``.
+        Float32 output ``(R, H, D)`` and logsumexp ``(R, H)``.
     """
-    batch, num_heads, head_dim = query.shape
-    kv_heads, slots = key.shape[1], key.shape[2]
+    rows, num_heads, head_dim = query.shape
+    kv_heads, recent = pages.recent[0].shape[1:3]
     query, visible, reads = query.contiguous(), pages.visible.contiguous(), pages.reads.contiguous()
-    output = query.new_empty(batch, num_heads, SPLITS, head_dim, dtype=torch.float32)
-    lse = query.new_empty(batch, num_heads, SPLITS, dtype=torch.float32)
-    _paged[(batch * kv_heads, SPLITS)](
-        *(query, key, value, output, lse, visible, reads, pages.lengths, pages.tables, scale),
-        *(kv_heads, slots, visible.shape[1], reads.shape[1], pages.tables.shape[2]),
+    output = query.new_empty(rows, num_heads, SPLITS, head_dim, dtype=torch.float32)
+    lse = query.new_empty(rows, num_heads, SPLITS, dtype=torch.float32)
+    width = max(16, triton.next_power_of_2(head_dim))
+    _paged[(rows * kv_heads, SPLITS)](
+        *(query, *pages.recent, *pages.pool, output, lse, visible, reads, pages.lengths, pages.tables, pages.places),
+        *(scale, kv_heads, recent, pages.pool[0].shape[2], reads.shape[1], pages.tables.shape[2]),
         HEADS=num_heads // kv_heads,
         ROWS=max(16, triton.next_power_of_2(num_heads // kv_heads)),
         HEAD_DIM=head_dim,
-        WIDTH=max(16, triton.next_power_of_2(head_dim)),
+        WIDTH=width,
         PAGE=pages.size,
+        TILE=keys_of_tile(width),
         SPLITS=SPLITS,
         LOWEST=_LOWEST,
         num_warps=WARPS,
@@ -58,7 +64,7 @@ def paged_forward(query: Tensor, key: Tensor, value: Tensor, pages: Pages, scale
 def _attend(  # type: ignore[no-untyped-def]  # Triton's types are those of its arguments
     q, peak, total, weighted, key, value, slot, seen, dim, wide, scale, HEAD_DIM: tl.constexpr, LOWEST: tl.constexpr
 ):
-    """One page more: its keys that are ``seen``, into running maximum, sum and weighted values."""
+    """One tile more: its keys that are ``seen``, into running maximum, sum and weighted values."""
     k = tl.load(key + slot[None, :] * HEAD_DIM + dim[:, None], mask=seen[None, :] & wide[:, None], other=0.0)
     v = tl.load(value + slot[:, None] * HEAD_DIM + dim[None, :], mask=seen[:, None] & wide[None, :], other=0.0)
     scores = tl.where(seen[None, :], tl.dot(q, k, input_precision="ieee") * scale, LOWEST)
@@ -73,18 +79,21 @@ def _attend(  # type: ignore[no-untyped-def]  # Triton's types are those of its 
 @triton.jit
 def _paged(  # type: ignore[no-untyped-def]
     query,
-    key,
-    value,
+    recent_key,
+    recent_value,
+    pool_key,
+    pool_value,
     output,
     lse,
     visible,
     reads,
     lengths,
     tables,
+    places,
     scale,
     kv_heads,
-    slots,
     recent,
+    slots,
     num_lists,
     width,
     HEADS: tl.constexpr,
@@ -92,38 +101,45 @@ def _paged(  # type: ignore[no-untyped-def]
     HEAD_DIM: tl.constexpr,
     WIDTH: tl.constexpr,
     PAGE: tl.constexpr,
+    TILE: tl.constexpr,
     SPLITS: tl.constexpr,
     LOWEST: tl.constexpr,
 ):
-    # The query heads of one key head are the rows of a tile. Pages are dealt out to the splits in turn.
-    pool, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    row = pool // kv_heads
-    head, dim, place = tl.arange(0, ROWS), tl.arange(0, WIDTH), tl.arange(0, PAGE)
+    # The query heads of one key head are the rows of a tile. Tiles of keys are dealt out to the splits in turn.
+    own, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    row = own // kv_heads
+    head, dim, place = tl.arange(0, ROWS), tl.arange(0, WIDTH), tl.arange(0, TILE)
     here, wide = head < HEADS, dim < HEAD_DIM
-    first = (pool * HEADS + head).to(tl.int64)
+    first = (own * HEADS + head).to(tl.int64)
     tile = here[:, None] & wide[None, :]
     q = tl.load(query + first[:, None] * HEAD_DIM + dim[None, :], mask=tile, other=0.0)
-    key += pool * slots * HEAD_DIM
-    value += pool * slots * HEAD_DIM
     peak = tl.full((ROWS,), LOWEST, tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
     weighted = tl.zeros((ROWS, WIDTH), tl.float32)
-    for start in range(split * PAGE, recent, SPLITS * PAGE):
-        at = start + place
-        seen = tl.load(visible + row * recent + at, mask=at < recent, other=0) != 0
+    key = recent_key + own * recent * HEAD_DIM
+    value = recent_value + own * recent * HEAD_DIM
+    for start in range(1 + split * TILE, recent, SPLITS * TILE):
+        slot = start + place
+        seen = tl.load(visible + row * (recent - 1) + slot - 1, mask=slot < recent, other=0) != 0
         peak, total, weighted = _attend(
-            q, peak, total, weighted, key, value, at + 1, seen, dim, wide, scale, HEAD_DIM, LOWEST
+            q, peak, total, weighted, key, value, slot, seen, dim, wide, scale, HEAD_DIM, LOWEST
         )
-    for number in range(num_lists):
-        listed = row * num_lists + number
-        if tl.load(reads + listed) != 0:
-            length = tl.load(lengths + listed)
-            for page in range((split + number) % SPLITS, tl.cdiv(length, PAGE), SPLITS):
-                slot = tl.load(tables + listed * width + page) * PAGE + place
-                seen = page * PAGE + place < length
-                peak, total, weighted = _attend(
-                    q, peak, total, weighted, key, value, slot, seen, dim, wide, scale, HEAD_DIM, LOWEST
-                )
+    with_lists = tl.load(places + row)
+    if with_lists >= 0:
+        key = pool_key + (with_lists * kv_heads + own % kv_heads) * slots * HEAD_DIM
+        value = pool_value + (with_lists * kv_heads + own % kv_heads) * slots * HEAD_DIM
+        for number in range(num_lists):
+            listed = with_lists * num_lists + number
+            if tl.load(reads + listed) != 0:
+                length = tl.load(lengths + listed)
+                for tile_start in range((split + number) % SPLITS * TILE, length, SPLITS * TILE):
+                    at = tile_start + place
+                    inside = at < length
+                    page = tl.load(tables + listed * width + at // PAGE, mask=inside, other=0)
+                    into_pool = page * PAGE + at % PAGE
+                    peak, total, weighted = _attend(
+                        q, peak, total, weighted, key, value, into_pool, inside, dim, wide, scale, HEAD_DIM, LOWEST
+                    )
     some = total > 0
     weighted = weighted / tl.where(some, total, 1.0)[:, None]
     log = tl.where(some, peak + tl.log(tl.where(some, total, 1.0)), float("-inf"))
