@@ -19,7 +19,6 @@ from transformers.cache_utils import Cache, DynamicLayer, EncoderDecoderCache
 from ..attention import (
     MAX_GROUPS,
     PADDING,
-    PAGE,
     GroupedStore,
     HeadClass,
     Pattern,
@@ -62,7 +61,7 @@ def cache_layer(cache: Cache, layer_idx: int) -> Any:
     layer: Any = cache.layers[layer_idx]
     if not hasattr(layer, "group_memberships"):
         layer.__class__ = _with_memberships(layer.__class__)
-        layer.device_pages = getattr(cache, "device_pages", None)  # of a `FocusCache`
+        layer.device_tokens = getattr(cache, "device_tokens", None)  # of a `FocusCache`
     return layer
 
 
@@ -128,20 +127,28 @@ def can_store_by_groups(
         return False
     if layer.keys.dtype != layer.values.dtype:  # autocast leaves rotated keys in float32
         return False
-    if layer.device_pages is not None:
-        return (
-            classes is None
-            and math.comb(num_groups, top_k) <= MAX_SLABS
-            and tokens_seen(layer) > layer.device_pages * PAGE
-        )
+    slabs = math.comb(num_groups, top_k)
+    if slabs > MAX_SLABS:
+        return False
+    if (room := _room_for_lists(layer, classes)) is not None:
+        return tokens_seen(layer) > room
     if layer.keys.device.type != "cpu" and (kernel.paged is None or layer.groups_each is None):
         return False  # it would read everything, or the device would have to be asked which sets of groups there are
-    slabs = math.comb(num_groups, top_k)
     if classes is not None:
         gains = any(not row.everything for row in head_rows(classes))
-        return gains and slabs <= MAX_SLABS and tokens_seen(layer) >= GROUPED_TOKENS_BY_HEAD
+        return gains and tokens_seen(layer) >= GROUPED_TOKENS_BY_HEAD
     read = slabs - math.comb(num_groups - top_k, top_k)  # sets that share a group with the query's
-    return slabs <= MAX_SLABS and tokens_seen(layer) >= GROUPED_TOKENS_PER_SLAB * (1 + read)
+    return tokens_seen(layer) >= GROUPED_TOKENS_PER_SLAB * (1 + read)
+
+
+def _room_for_lists(layer: Any, classes: Sequence[HeadClass] | None) -> int | None:
+    """For how many tokens the device has room if lists are in host memory; ``None`` if they are on the device.
+
+    Heads that attend to everything would have to fetch it for every token.
+    """
+    if classes is not None and any(row.everything for row in head_rows(classes)):
+        return None
+    return None if layer.device_tokens is None else int(layer.device_tokens)
 
 
 def store_by_groups(
@@ -168,7 +175,7 @@ def store_by_groups(
     if classes is not None:
         known = memberships_of_rows(known, classes)
         keys, values = (x.flatten(0, 1)[:, None] for x in (keys, values))
-    store = GroupedStore(pattern, num_groups, each, (keys, values), layer.device_pages, heads, looks)
+    store = GroupedStore(pattern, num_groups, each, (keys, values), _room_for_lists(layer, classes), heads, looks)
     store.append(keys, values, store.pack(known), positions, each)
     layer.start_store(store, unpadded, classes)
 
@@ -248,8 +255,8 @@ def _with_memberships(layer_class: type) -> type:
         group_owner: object = None
         #: Every token is in exactly this many groups, if that is known without looking.
         groups_each: int | None = None
-        #: Pages of each row that the device has room for, when the store is in host memory.
-        device_pages: int | None = None
+        #: Tokens of lists that the device has room for in each row, when the store is to be in host memory.
+        device_tokens: int | None = None
         #: While the layer is stored by groups; its own tensors are then empty.
         store: GroupedStore | None = None
         num_stored = 0

@@ -16,8 +16,8 @@ class HostTier:
     """What the host tier of a cache holds, and what was asked of it so far.
 
     Args:
-        layers: that are stored by groups, with their far tokens on the host.
-        plain_layers: that hold something and are not: they are on the device, whole.
+        layers: that have their far tokens on the host.
+        other_layers: that hold something and have all of it on the device.
         hits, misses: pages that a query read and the device had, or that had to be fetched.
         waits: times that the host waited for the device, to learn what to fetch or to take in tokens.
         device_bytes: keys and values of the layers on the device.
@@ -25,7 +25,7 @@ class HostTier:
     """
 
     layers: int = 0
-    plain_layers: int = 0
+    other_layers: int = 0
     hits: int = 0
     misses: int = 0
     waits: int = 0
@@ -36,15 +36,15 @@ class HostTier:
 class FocusCache(DynamicCache):
     """A dynamic cache with a host tier: of far tokens the device keeps those that were read last.
 
-    As soon as a layer has more tokens than fit beside sinks and window, it is stored by groups: all of its pages in
-    host memory (pinned, for a GPU), and on the device the recent tokens and a fixed number of pages, least recently
-    used out. Only a layer that attends by groups the same for all heads, in a model with a Focus adapter, does this;
-    others stay as they are (see `host_tier`).
+    As soon as a layer has more tokens than the device is to keep, it is stored by groups: all of its pages in host
+    memory (pinned, for a GPU), and on the device the recent tokens and a fixed number of pages, least recently used
+    out. Heads that route for themselves have pages of their own. Layers that do not attend by groups, and those with
+    a head that attends to everything, stay on the device (see `host_tier`).
 
     Args:
         config: of the model, ``model.config``.
-        device_tokens: far tokens of each sequence that every layer keeps on the device; whole pages of 64. Fewer than
-            one step reads give the same output in several rounds.
+        device_tokens: far tokens of each sequence that every layer keeps on the device, at least 64; of each head,
+            where these have pages of their own. Fewer than one step reads give the same output in several rounds.
 
     Raises:
         ValueError: room for less than a page.
@@ -63,7 +63,7 @@ class FocusCache(DynamicCache):
                 "DynamicCache, which keeps everything on the device."
             )
         super().__init__(config=config)
-        self.device_pages = device_tokens // PAGE
+        self.device_tokens = device_tokens
 
     @property
     def host_tier(self) -> HostTier:

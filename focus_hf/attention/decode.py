@@ -2,7 +2,7 @@
 
 On kernels that work on one row at a time (a CPU's), each row reads the stretches of its lists, one call after the
 other. Elsewhere all rows are one call: of a kernel that follows page tables, for single tokens, or under a mask over
-the whole pool.
+the whole pool. What is in host memory is fetched first (`decode_fetched`).
 """
 
 from __future__ import annotations
@@ -67,10 +67,10 @@ def attend_store(
     rows, shape = codes.shape[0], (*query.shape[:3], value.shape[-1])
     query, key, value = (x.reshape(rows, -1, *x.shape[2:]) for x in (query, key, value))
     new = New(key, value, codes, columns, groups_each)
-    if isinstance(store.pool, TieredPool):
-        return attend_pieces(store, store.pool, query, new, scores, kernel)
     positions = store.by_row(columns[:, columns.shape[1] - query.shape[2] :])
     attend = _attend_row_by_row if kernel.one_row_at_a_time else _attend_at_once
+    if isinstance(store.pool, TieredPool):
+        attend = attend_pieces
     return attend(store, query, positions, asked, new, scores, kernel).reshape(shape)
 
 

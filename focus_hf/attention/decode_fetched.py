@@ -35,81 +35,93 @@ class New:
 
 @torch.compiler.disable
 def attend_pieces(
-    store: GroupedStore, pool: TieredPool, query: Tensor, new: New, scores: Scores, kernel: Kernel
+    store: GroupedStore, query: Tensor, positions: Tensor, asked: Tensor, new: New, scores: Scores, kernel: Kernel
 ) -> Tensor:
     """Attention of new tokens, which are then part of the store; as many at a time as its ring takes.
 
     Args:
-        store: what was cached before them.
-        pool: its pool.
-        query: ``(B, H, Q, D)``.
+        store: what was cached before them; its pool is a `TieredPool`.
+        query: ``(R, H, Q, D)``.
+        positions: ``(R, Q)``.
+        asked: ``(R, Q)``, codes of the groups that they read.
         new: the tokens.
         scores: plain ones.
         kernel: the backend; its kernel that follows page tables is used for single tokens, if it has one.
 
     Returns:
-        ``(B, H, Q, D_v)``, zeros for padding.
+        ``(R, H, Q, D_v)``, zeros for padding.
     """
-    num_queries, outputs = query.shape[2], []
-    positions = new.columns[:, new.columns.shape[1] - num_queries :]
-    for start in range(0, num_queries, store.spare):
-        own = slice(start, min(start + store.spare, num_queries))
-        new.enter(store, own.start, own.stop)
-        some = query[:, :, own].transpose(1, 2), positions[:, own], new.codes[:, own]
-        output, lse = _attend(store, pool, *some, scores, kernel)
-        if scores.sink_logits is not None:
-            output = output * torch.sigmoid(lse - scores.sink_logits.to(lse.dtype))[..., None]
-        outputs.append(output.to(query.dtype))
-    return torch.cat(outputs, dim=1).transpose(1, 2)
+    outputs = []
+    for start in range(0, query.shape[2], store.spare):
+        some = slice(start, min(start + store.spare, query.shape[2]))
+        new.enter(store, some.start, some.stop)
+        outputs.append(_attend(store, query[:, :, some], positions[:, some], asked[:, some], scores, kernel))
+    return torch.cat(outputs, dim=2)
 
 
 def _attend(
-    store: GroupedStore,
-    pool: TieredPool,
-    query: Tensor,
-    positions: Tensor,
-    codes: Tensor,
-    scores: Scores,
-    kernel: Kernel,
-) -> tuple[Tensor, Tensor]:
-    """Of tokens that the ring has taken in: ``(B, Q, H, D_v)`` and logsumexp ``(B, Q, H)``."""
-    reads, visible = store.reads(positions, codes), store.visible(positions, codes)
+    store: GroupedStore, query: Tensor, positions: Tensor, asked: Tensor, scores: Scores, kernel: Kernel
+) -> Tensor:
+    """Of tokens that the ring has taken in."""
+    pool = store.pool
+    assert isinstance(pool, TieredPool)
+    single = query.shape[2] == 1 and kernel.paged is not None and pool.keys.shape[-1] == pool.values.shape[-1]
+    attend = _paged if single else _under_mask
+    queries, visible = query.transpose(1, 2), store.visible(positions, asked)
+    reads = store.reads(positions, asked)
     whole: tuple[Tensor, Tensor] | None = None
     for fetched in pool.fetch(reads.any(dim=1)):
-        index = fetched.lists[:, None].expand(-1, query.shape[1], -1)
-        reads_page = reads.gather(2, index).logical_and_((fetched.lengths > 0)[:, None])
-        if query.shape[1] == 1 and kernel.paged is not None and pool.keys.shape[-1] == pool.values.shape[-1]:
-            recent = store.recent.keys, store.recent.values
-            facts = reads_page[:, 0], fetched.lengths, fetched.pages[..., None], store.places, pool.page
-            pages = Pages(recent, visible[:, 0], (pool.keys, pool.values), *facts)
-            one, its_lse = kernel.paged(query[:, 0], pages, scores.scale)
-            part = one[:, None], its_lse[:, None]
-        else:
-            part = _under_mask(store, pool, query, visible, fetched, reads_page, scores.scale)
+        of_pages = reads.gather(2, fetched.lists[:, None].expand(-1, reads.shape[1], -1))
+        of_pages = of_pages.logical_and_((fetched.lengths > 0)[:, None])
+        part = attend(store, queries, visible, fetched, of_pages, scores.scale, kernel)
         whole = part if whole is None else merge(*whole, *part)
         visible = torch.zeros_like(visible)  # met once
     assert whole is not None
-    return whole
+    output, lse = whole
+    if scores.sink_logits is not None:
+        output = output * torch.sigmoid(lse - scores.sink_logits.to(lse.dtype))[..., None]
+    return output.transpose(1, 2).to(query.dtype)
+
+
+#: Output ``(R, Q, H, D_v)`` and logsumexp ``(R, Q, H)``.
+_Part = tuple[Tensor, Tensor]
+
+
+def _paged(
+    store: GroupedStore, query: Tensor, visible: Tensor, fetched: Fetched, reads: Tensor, scale: float, kernel: Kernel
+) -> _Part:
+    """One query of each row; each page is a list of its own."""
+    recent, pool = store.recent, store.pool
+    pages = Pages(
+        (recent.keys, recent.values),
+        visible[:, 0],
+        (pool.keys, pool.values),
+        reads[:, 0],
+        fetched.lengths,
+        fetched.pages[..., None],
+        store.places,
+        pool.page,
+    )
+    assert kernel.paged is not None
+    output, lse = kernel.paged(query[:, 0], pages, scale)
+    return output[:, None], lse[:, None]
 
 
 def _under_mask(
-    store: GroupedStore,
-    pool: TieredPool,
-    query: Tensor,
-    visible: Tensor,
-    fetched: Fetched,
-    reads_page: Tensor,
-    scale: float,
-) -> tuple[Tensor, Tensor]:
+    store: GroupedStore, query: Tensor, visible: Tensor, fetched: Fetched, reads: Tensor, scale: float, kernel: Kernel
+) -> _Part:
     """Recent slots and fetched pages side by side."""
-    rows, place = torch.arange(query.shape[0], device=query.device)[:, None], torch.arange(pool.page)
-    in_page = place.to(query.device) < fetched.lengths[..., None]
-    pairs = torch.cat([visible, (reads_page[..., None] & in_page[:, None]).flatten(2)], dim=2)
+    recent, pool, place = store.recent, store.pool, store.places.clamp(min=0)
+    token = torch.arange(pool.page, device=query.device)
+    in_page = (token < fetched.lengths[..., None])[place]
+    reads = reads[place] & (store.places >= 0)[:, None, None]
+    pairs = torch.cat([visible, (reads[..., None] & in_page[:, None]).flatten(2)], dim=2)
+    pages = place[:, None], fetched.pages[place]
     key, value = (
-        torch.cat([ring, x.unflatten(1, (-1, pool.page))[rows, fetched.pages].flatten(1, 2)], dim=1)
-        for ring, x in (
-            (store.recent.keys[:, :, 1:].transpose(1, 2), pool.keys.transpose(1, 2)),
-            (store.recent.values[:, :, 1:].transpose(1, 2), pool.values.transpose(1, 2)),
+        torch.cat([own[:, 1:], x.unflatten(1, (-1, pool.page))[pages].flatten(1, 2)], dim=1)
+        for own, x in (
+            (recent.keys.transpose(1, 2), pool.keys.transpose(1, 2)),
+            (recent.values.transpose(1, 2), pool.values.transpose(1, 2)),
         )
     )
     return masked_with_lse(query, key, value, pairs, scale)

@@ -23,7 +23,7 @@ class Fetched:
     """Pages of each row that are on the device: int64 ``(B, n)`` each.
 
     Args:
-        pages: which of the device's.
+        pages: which of the pool's pages on the device.
         lengths: tokens in each, 0 for one that is not meant.
         lists: of which each is a part.
     """
@@ -34,15 +34,15 @@ class Fetched:
 
 
 class TieredPool(PagePool):
-    """A pool with its pages of lists on the host; ``keys`` and ``values`` are what the device has.
+    """A pool in host memory; ``keys`` and ``values`` are the pages that the device has of it, the first one nobody's.
 
     Args:
         rows, page, list_codes, like: see `PagePool`.
-        device_pages: how many pages of lists the device has room for, in each row.
+        device_pages: for how many pages of each row the device has room.
 
     Attributes:
-        host_keys, host_values: pages of lists, ``(B, H_kv, n, D)`` and ``(B, H_kv, n, D_v)``; pinned, if the device
-            is a GPU.
+        host_keys, host_values: all pages, ``(B, H_kv, N, D)`` and ``(B, H_kv, N, D_v)``; pinned, if the device is a
+            GPU.
         books: which of them the device has.
         waits: times that the host waited for an answer of the device, or would wait if it were a GPU.
     """
@@ -50,10 +50,10 @@ class TieredPool(PagePool):
     def __init__(
         self, rows: int, page: int, list_codes: list[int], like: tuple[Tensor, Tensor], device_pages: int
     ) -> None:
-        super().__init__(rows, page, list_codes, like)
+        super().__init__(rows, page, list_codes, like, looks=True)
+        self.host_keys, self.host_values = (self._on_host(x) for x in (self.keys, self.values))
         self.keys, self.values = (F.pad(x, (0, 0, 0, device_pages * page)) for x in (self.keys, self.values))
-        self.host_keys, self.host_values = (self._on_host(x[:, :, :0]) for x in (self.keys, self.values))
-        self.books = DevicePages(rows, device_pages, 1)
+        self.books = DevicePages(rows, device_pages, pages=1)
         self.waits = 0
         self._contents: tuple[Tensor, Tensor] | None = None
 
@@ -114,8 +114,7 @@ class TieredPool(PagePool):
             return
         heads = self.keys.shape[1]
         row_and_head = rows[:, None] * heads + torch.arange(heads)
-        from_page = (pages[rows, places] - 1)[:, None]
-        to_page = (slots[rows, places] + 1)[:, None]
+        from_page, to_page = pages[rows, places][:, None], (slots[rows, places] + 1)[:, None]
         for device, host in ((self.keys, self.host_keys), (self.values, self.host_values)):
             source = row_and_head * (host.shape[2] // self.page) + from_page
             target = row_and_head * (device.shape[2] // self.page) + to_page
@@ -124,26 +123,32 @@ class TieredPool(PagePool):
             into = device.view(-1, staged.shape[1])
             into.index_copy_(0, target.flatten().to(self.device), staged.to(self.device, non_blocking=True))
 
-    def whole(self) -> tuple[Tensor, Tensor]:
+    def read(self, slots: Tensor, rows: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """See `Slots`; from host memory, and for all rows only."""
+        assert rows is None
+        at = self._asked(slots)
+        every = torch.arange(at.shape[0])[:, None]
         keys, values = (
-            torch.cat([device[:, :, : self.page], host.to(self.device)], dim=2)
-            for device, host in ((self.keys, self.host_keys), (self.values, self.host_values))
+            x.transpose(1, 2)[every, at].transpose(1, 2).to(self.device) for x in (self.host_keys, self.host_values)
         )
-        return keys, values
+        return keys, values, self.codes.gather(1, slots)
 
     # -- writing -------------------------------------------------------------------------------------------------
 
-    def _put_in_lists(self, slots: Tensor, keys: Tensor, values: Tensor) -> None:
+    def write(self, slots: Tensor, keys: Tensor, values: Tensor, codes: Tensor, positions: Tensor) -> None:
+        self.codes[self._rows, slots], self.positions[self._rows, slots] = codes, positions
         at = self._asked(slots)
         here = self.books.slots.gather(1, at // self.page)
         here = torch.where(here < 0, 0, (here + 1) * self.page + at % self.page)
         self._put(here.to(self.device), keys, values)
-        kept = at >= self.page
-        rows, _ = kept.nonzero(as_tuple=True)
-        at = at[kept] - self.page
+        every = torch.arange(at.shape[0])[:, None]
         for host, new in ((self.host_keys, keys), (self.host_values, values)):
-            host.transpose(1, 2)[rows, at] = self._asked(new).transpose(1, 2)[kept]
+            host.transpose(1, 2)[every, at] = self._asked(new).transpose(1, 2)
         self._contents = None
+
+    def _pages_for(self, lengths: Tensor) -> tuple[int, int]:
+        self.waits += 2
+        return super()._pages_for(lengths)
 
     def take_back(self, first: Tensor) -> None:
         super().take_back(first)
@@ -156,12 +161,9 @@ class TieredPool(PagePool):
     def _move_pages(self, source: Tensor) -> None:
         source = self._asked(source)
         self.books.renumber(source)
-        on_host = (source[:, 1:] - 1).clamp(min=0)
-        for name in ("host_keys", "host_values"):
-            host = getattr(self, name)
-            if not host.shape[2]:  # the first pages
-                host = host.new_zeros(*host.shape[:2], self.page, host.shape[3])
-            setattr(self, name, self._on_host(take_pages(host, on_host, self.page)))
+        self.host_keys, self.host_values = (
+            self._on_host(take_pages(x, source, self.page)) for x in (self.host_keys, self.host_values)
+        )
 
     def select(self, rows: Tensor) -> None:
         super().select(rows)

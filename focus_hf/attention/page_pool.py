@@ -105,8 +105,7 @@ class PagePool(Slots):
         entry = torch.where(kept, own * pages + place // self.page, 0)
         slots = torch.where(kept, self.tables.flatten(1).gather(1, entry) * self.page + place % self.page, 0)
         slots = torch.empty_like(slots).scatter_(1, order, slots)
-        self._put_in_lists(slots, keys, values)
-        self.codes[self._rows, slots], self.positions[self._rows, slots] = codes, torch.where(keep, positions, PADDING)
+        self.write(slots, keys, values, codes, torch.where(keep, positions, PADDING))
         self._runs = {}
 
     def take_back(self, first: Tensor) -> None:
@@ -171,15 +170,6 @@ class PagePool(Slots):
     def _move_pages(self, source: Tensor) -> None:
         """Go on with these pages ``(B, n)``."""
         self.keys, self.values = (take_pages(x, source, self.page) for x in (self.keys, self.values))
-
-    # -- for those that have the pages elsewhere --------------------------------------------------------------------
-
-    def _put_in_lists(self, slots: Tensor, keys: Tensor, values: Tensor) -> None:
-        self._put(slots, keys, values)
-
-    def whole(self) -> tuple[Tensor, Tensor]:
-        """All keys and values, slot by slot."""
-        return self.keys, self.values
 
     def select(self, rows: Tensor) -> None:
         super().select(rows)

@@ -62,7 +62,8 @@ class GroupedStore:
         groups_each: every token will be in exactly this many groups; ``None`` if that is not known, which makes the
             host look at them.
         like: keys ``(R, H_kv, n, D)`` and values ``(R, H_kv, n, D_v)`` of the kind to be stored; they are not.
-        device_pages: see `TieredPool`, for a pool in host memory.
+        device_tokens: the lists are in host memory, and the device has room for so many of their tokens in each row,
+            a page or more; ``None`` for lists on the device.
         heads: of a sequence, where each is a row of its own: ``R = B * heads``, and ``H_kv`` is 1. The pattern's
             window is then not looked at.
         looks: see `PagePool`.
@@ -81,7 +82,7 @@ class GroupedStore:
         num_groups: int,
         groups_each: int | None,
         like: tuple[Tensor, Tensor],
-        device_pages: int | None = None,
+        device_tokens: int | None = None,
         heads: Sequence[HeadRow] = (),
         looks: bool = False,
     ) -> None:
@@ -92,7 +93,7 @@ class GroupedStore:
         self.recent, self._ring = Slots(rows, slots, like), slots - first
         self._listed = [place for place, head in enumerate(self.heads) if not head.forgets]
         with_lists = rows if not heads else rows // len(heads) * len(self._listed)
-        self.pool = self._new_pool(with_lists, like, device_pages, looks)
+        self.pool = self._new_pool(with_lists, like, device_tokens, looks)
         self.next_position, self._settled = self._numbers(rows), self._numbers(rows, fill=pattern.sink_tokens)
         self.columns = self._numbers(rows // max(len(self.heads), 1), 0)
         self._bits = 1 << torch.arange(num_groups, device=self.device)
@@ -105,11 +106,12 @@ class GroupedStore:
         self._waiting, self._intact, self.tokens_gone = 0, self._ring, False
         self._first: Tensor | None = None
 
-    def _new_pool(self, rows: int, like: tuple[Tensor, Tensor], device_pages: int | None, looks: bool) -> PagePool:
+    def _new_pool(self, rows: int, like: tuple[Tensor, Tensor], device_tokens: int | None, looks: bool) -> PagePool:
         codes = self._codes_of_lists()
-        if device_pages is not None:
-            return TieredPool(rows, PAGE, codes, like, device_pages)
-        return PagePool(rows, PAGE if len(codes) <= MANY_LISTS else -(-PAGE // 8), codes, like, looks)
+        page = PAGE if len(codes) <= MANY_LISTS else -(-PAGE // 8)
+        if device_tokens is None or not rows:
+            return PagePool(rows, page, codes, like, looks)
+        return TieredPool(rows, page, codes, like, device_tokens // page)
 
     def _widest(self) -> int:
         """How long a token may be needed without its groups."""
@@ -201,29 +203,26 @@ class GroupedStore:
         return reads.logical_and_((positions != PADDING)[..., None])
 
     def visible_everywhere(self, positions: Tensor, codes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """All slots of each row, as keys ``(R, H_kv, N, D)`` and values, and which ones queries attend to."""
-        keys, values, codes_of, placed = self._everywhere()
-        reach = F.pad(self._reach, (0, self.pool.positions.shape[1]), value=-1)
-        return keys, values, self._sees(positions, codes, placed, codes_of, reach, 0)
-
-    def _everywhere(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """All slots of each row: keys ``(R, H_kv, N, D)``, values, codes and positions ``(R, N)``. A copy."""
+        """All slots of each row, as keys ``(R, H_kv, N, D)`` and values, and which ones queries attend to. A copy."""
         recent, pool = self.recent, self.pool
-        here = recent.positions.where(recent.positions >= self._first_here(), PADDING)
-        keys, values = pool.whole()
-        found = []
-        for ring, lists, none in (
-            (recent.keys, keys, 0),
-            (recent.values, values, 0),
-            (recent.codes, pool.codes, 0),
-            (here, pool.positions, PADDING),
-        ):
-            if self._rows_listed is not None:
-                every = lists.new_full((ring.shape[0], *lists.shape[1:]), none)
-                lists = every.index_copy_(0, self._rows_listed, lists)
-            found.append(torch.cat([ring, lists], dim=-2 if ring.dim() == 4 else -1))
-        keys, values, codes, positions = found
-        return keys, values, codes, positions
+        keys = torch.cat([recent.keys, self._of_all_rows(pool.keys, 0)], dim=2)
+        values = torch.cat([recent.values, self._of_all_rows(pool.values, 0)], dim=2)
+        codes_of = torch.cat([recent.codes, self._of_all_rows(pool.codes, 0)], dim=1)
+        reach = F.pad(self._reach, (0, pool.positions.shape[1]), value=-1)
+        return keys, values, self._sees(positions, codes, self._placed(), codes_of, reach, 0)
+
+    def _placed(self) -> Tensor:
+        """The positions of the tokens in all slots of each row, each token once: ``(R, N)``."""
+        here = self.recent.positions.where(self.recent.positions >= self._first_here(), PADDING)
+        return torch.cat([here, self._of_all_rows(self.pool.positions, PADDING)], dim=1)
+
+    def _of_all_rows(self, of_rows_with_lists: Tensor, none: int) -> Tensor:
+        """``(R', ...)`` to ``(R, ...)``, with something for rows that have no lists."""
+        if self._rows_listed is None:
+            return of_rows_with_lists
+        rows, *shape = self.places.shape[0], *of_rows_with_lists.shape[1:]
+        every = of_rows_with_lists.new_full((rows, *shape), none)
+        return every.index_copy_(0, self._rows_listed, of_rows_with_lists)
 
     def in_order(self, row: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """A row's recent tokens: keys ``(H_kv, n, D)``, values, codes ``(n,)``, positions ``(n,)``. The host looks."""
@@ -335,14 +334,19 @@ class GroupedStore:
 
     def _find(self, positions: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Keys, values and codes of tokens by their positions ``(R, n)``, and whether they were found."""
-        keys, values, codes, placed = self._everywhere()
+        placed, recent = self._placed(), self.recent.positions.shape[1]
         at = torch.where(placed < self.next_position[:, None], placed + 1, 0)
         slot = torch.arange(at.shape[1], device=self.device).expand_as(at)
         slots = self._numbers(at.shape[0], max(self.columns.shape[1], 1) + 1).scatter_(1, at, slot)
         slots[:, 0] = 0
-        slots, rows = slots.gather(1, positions + 1), torch.arange(at.shape[0], device=self.device)[:, None]
-        keys, values = (x.transpose(1, 2)[rows, slots].transpose(1, 2) for x in (keys, values))
-        return keys, values, codes.gather(1, slots), slots > 0
+        slots = slots.gather(1, positions + 1)
+        in_lists = slots >= recent
+        keys, values, codes = self.recent.read(torch.where(in_lists, 0, slots))
+        listed = self.pool.read(self.with_lists(torch.where(in_lists, slots - recent, 0)))
+        its_keys, its_values, its_codes = (self._of_all_rows(x, 0) for x in listed)
+        which = in_lists[:, None, :, None]
+        keys, values = torch.where(which, its_keys, keys), torch.where(which, its_values, values)
+        return keys, values, torch.where(in_lists, its_codes, codes), slots > 0
 
     def select(self, sequences: Tensor) -> None:
         """Go on with these sequences, in this order, some of them perhaps several times."""

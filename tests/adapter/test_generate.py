@@ -34,8 +34,7 @@ def storage(request, monkeypatch):
             pytest.skip("some families will do")
         monkeypatch.setattr(hard, "find_kernel", lambda query, value: FlashStandIn())
     if request.param == "in host memory":
-        monkeypatch.setattr(DynamicCache, "device_pages", 2, raising=False)
-        monkeypatch.setattr(cache, "PAGE", 4)
+        monkeypatch.setattr(DynamicCache, "device_tokens", 8, raising=False)
     if request.param != "plain":
         monkeypatch.setattr(cache, "GROUPED_TOKENS_PER_SLAB", 0)
         monkeypatch.setattr(store, "SLACK", 3)

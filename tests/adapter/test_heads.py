@@ -40,10 +40,13 @@ def heads_model(family: str, routing: str = "per_head", seed: int = 3, **changes
     return model
 
 
-@pytest.fixture(params=["plain", "by groups", "on a device"])
+@pytest.fixture(params=["plain", "by groups", "on a device", "in host memory"])
 def storage(request: Any, monkeypatch: Any) -> str:
-    """A cache as it comes, or with a row for each head, read as on a CPU or by a stand-in for CUDA's kernels."""
-    if request.param == "on a device":
+    """A cache as it comes, or with a row for each head, read as on a CPU or by a stand-in for CUDA's kernels.
+
+    The last one has its lists in host memory, and on the device room for less than a step reads.
+    """
+    if request.param in ("on a device", "in host memory"):
         if request.node.callspec.params.get("family", "llama") not in ("llama", "gpt2"):
             pytest.skip("some families will do")
         monkeypatch.setattr(hard, "find_kernel", lambda query, value: FlashStandIn())
@@ -51,6 +54,8 @@ def storage(request: Any, monkeypatch: Any) -> str:
         monkeypatch.setattr(cache, "GROUPED_TOKENS_BY_HEAD", 0)
         monkeypatch.setattr(store, "SLACK", 3)
         monkeypatch.setattr(store, "PAGE", 4)
+    if request.param == "in host memory":
+        monkeypatch.setattr(DynamicCache, "device_tokens", 8, raising=False)
     return str(request.param)
 
 

@@ -12,13 +12,14 @@ from transformers import DynamicCache
 import focus_hf
 from focus_hf.adapter import cache, host_cache
 from focus_hf.attention import TieredPool, store
+from tests.adapter.test_heads import heads_model
 from tests.families import focus_model, logits, token_ids
 
 
 @pytest.fixture(autouse=True)
 def small_pages(monkeypatch):
     monkeypatch.setattr(store, "SLACK", 3)
-    for module in (store, cache, host_cache):
+    for module in (store, host_cache):
         monkeypatch.setattr(module, "PAGE", 4)
 
 
@@ -57,11 +58,23 @@ def test_the_device_stays_small_and_is_asked_once_a_step():
         logits(model, ids[:, step : step + 1], past_key_values=past, use_cache=True)
         tiers.append(past.host_tier)
     first, last = tiers[0], tiers[-1]
-    assert first.layers == len(past.layers) and not first.plain_layers
+    assert first.layers == len(past.layers) and not first.other_layers
     assert last.device_bytes == first.device_bytes and last.host_bytes > 1.5 * first.host_bytes
     waits = torch.tensor([tier.waits for tier in tiers]).diff() / len(past.layers)
     assert waits.min() == 1 and waits.median() == 1  # more only where tokens move to their lists
     assert last.hits > 0
+
+
+@pytest.mark.parametrize("device_tokens", [8, 400])
+def test_heads_that_route_for_themselves_have_pages_of_their_own(device_tokens):
+    model, ids = heads_model("llama").double(), token_ids(batch=2, length=50)
+    past = focus_hf.FocusCache(model.config, device_tokens)
+    parts = [logits(model, ids[:, :40], past_key_values=past, use_cache=True)]
+    parts += [logits(model, one, past_key_values=past, use_cache=True) for one in ids[:, 40:].split(1, dim=1)]
+    torch.testing.assert_close(torch.cat(parts, dim=1), logits(model, ids, use_cache=False), rtol=1e-9, atol=1e-9)
+    in_tier = [isinstance(getattr(layer.store, "pool", None), TieredPool) for layer in past.layers]
+    assert len(in_tier) == 3  # layer 1 has a head that attends to everything, layer 2 has none with groups
+    assert in_tier == [device_tokens < 40, False, False]
 
 
 def test_it_is_off_unless_asked_for(monkeypatch):
@@ -77,7 +90,7 @@ def test_layers_that_cannot_use_it_are_counted():
     past = focus_hf.FocusCache(model.config, device_tokens=4)
     assert past.host_tier == focus_hf.adapter.HostTier()
     logits(model, ids, past_key_values=past, use_cache=True)
-    assert past.host_tier == focus_hf.adapter.HostTier(plain_layers=len(past.layers))
+    assert past.host_tier == focus_hf.adapter.HostTier(other_layers=len(past.layers))
 
 
 @pytest.mark.parametrize("device_tokens", [3, 0, -1])

@@ -139,7 +139,7 @@ def test_it_attends_like_the_whole_sequence(
         empty(rows, groups),
     )
     like = tuple(x.transpose(1, 2) for x in (naive.key, naive.value))
-    stored = GroupedStore(pattern, groups, groups_each, like, device_pages)
+    stored = GroupedStore(pattern, groups, groups_each, like, device_pages and 4 * device_pages)
     before, decode.PLAN_QUERIES = decode.PLAN_QUERIES, plan_queries
     try:
         for _ in range(data.draw(st.integers(1, 12))):
@@ -180,10 +180,10 @@ def test_it_attends_like_the_whole_sequence(
     assert (stored.pool.lengths.sum(dim=-1) <= in_lists).all()  # none twice
 
 
-def filled(length, *, rows=2, groups=8, top_k=1, window=16, heads=KV_HEADS, dim=DIM, device_pages=None):
+def filled(length, *, rows=2, groups=8, top_k=1, window=16, heads=KV_HEADS, dim=DIM, device_tokens=None):
     memberships = torch.rand(rows, length, groups).argsort(-1) < top_k
     keys = torch.randn(rows, heads, length, dim)
-    stored = GroupedStore(Pattern(window, 4), groups, top_k, (keys, keys), device_pages)
+    stored = GroupedStore(Pattern(window, 4), groups, top_k, (keys, keys), device_tokens)
     stored.append(keys, keys, stored.pack(memberships), torch.arange(length).expand(rows, -1), top_k)
     return stored
 
@@ -228,7 +228,7 @@ def test_nothing_is_asked_and_as_much_is_done_in_any_batch():
 
 def test_a_device_with_room_for_all_pages_fetches_each_once():
     """Tokens that come to a page which the device has are written there, too."""
-    stored, kernel = filled(100, device_pages=200), KERNELS["paged"]
+    stored, kernel = filled(100, device_tokens=800), KERNELS["paged"]
     for length in range(101, 300):
         one = torch.randn(2, KV_HEADS, 1, DIM)
         memberships, positions = torch.rand(2, 1, 8).argsort(-1) < 1, torch.arange(length).expand(2, -1)
@@ -251,14 +251,18 @@ HEAD_ROWS = (HeadRow(6), HeadRow(3, forgets=True), HeadRow(0, everything=True), 
     unknown=st.sampled_from([0.0, 0.0, 0.1]),
     how=st.sampled_from(sorted(KERNELS)),
     looks=st.booleans(),
+    device_pages=st.sampled_from([None, None, 2, 50]),
     data=st.data(),
 )
-def test_heads_that_attend_in_different_ways(seed, heads, dense_below, groups, padding, unknown, how, looks, data):
+def test_heads_that_attend_in_different_ways(
+    seed, heads, dense_below, groups, padding, unknown, how, looks, device_pages, data
+):
     """Each key/value head is a row: its groups as a key, those that it reads, its window, and what it lets go."""
     generator, kernel, sinks, rows = torch.Generator().manual_seed(seed), KERNELS[how], 2, 2
     counts, like = len(heads), torch.zeros(rows * len(heads), 1, 0, DIM, dtype=torch.float64)
     each = 1 if not unknown and data.draw(st.booleans()) else None
-    stored = GroupedStore(Pattern(0, sinks, dense_below), groups, each, (like, like), None, tuple(heads), looks)
+    room = device_pages and 4 * device_pages
+    stored = GroupedStore(Pattern(0, sinks, dense_below), groups, each, (like, like), room, tuple(heads), looks)
 
     def randn(count, number):
         return torch.randn(rows, number, count, DIM, generator=generator, dtype=torch.float64)

@@ -116,21 +116,21 @@ def test_gates_of_training(gate):
 
 
 @cuda_kernels
-@pytest.mark.parametrize("device_pages", [None, 3, 100])
-def test_decoding(kernel, device_pages):
+@pytest.mark.parametrize("device_tokens", [None, 192, 6400])
+def test_decoding(kernel, device_tokens):
     """The cache on the device, or in pinned memory of which the device has a part, less than a step reads or all."""
     query, key, value, positions, memberships = call(torch.bfloat16, batch=3, top_k=2)
     usable(kernel, query, value)
     pattern, scale = Pattern(64, 4), 64**-0.5
     expected = reference(query, key, value, pattern, positions, memberships, scale)
-    store = GroupedStore(pattern, 8, 2, (key, value), device_pages)
+    store = GroupedStore(pattern, 8, 2, (key, value), device_tokens)
     store.append(key[:, :, :600], value[:, :, :600], store.pack(memberships[:, :600]), positions[:, :600], 2)
     for start, stop in ((600, 601), (601, 640), (640, 641)):  # by the paged kernel, and under a mask
         new = slice(start, stop)
         tensors = (x[:, :, new] for x in (query, key, value))
         output = attend_store(store, *tensors, positions[:, :stop], memberships[:, new], Scores(scale), kernel, 2)
         assert (output.double() - expected[:, :, new]).abs().max() <= 0.02
-    if device_pages is not None:
+    if device_tokens is not None:
         pool = store.pool
         assert pool.host_keys.is_pinned() and pool.host_values.is_pinned() and pool.keys.is_cuda
 
