@@ -87,7 +87,7 @@ def focus_attention_forward(
         routing.attention_observer(query, key, scores.scale, routing.memberships)
     is_sliding = kwargs.get("sliding_window") is not None
     if routing.paged is not None:
-        if scores.bias is not None or added_to_scores(attention_mask) is not None:
+        if scores.bias is not None or routing.paged.packed.adds_to_scores(attention_mask):
             raise ValueError("Focus in continuous batching does not route layers that add a bias to their scores.")
         output = attend_pages(routing, query, key, value, scores)
     elif routing.soft is not None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..attention import PADDING
+from .masks import added_to_scores
 
 
 @dataclass(eq=False)
@@ -74,6 +75,18 @@ class PackedPages(Packed):
         rows = self.written if read.numel() == 0 else read  # no token of the call looks back at an earlier call's
         super().__init__(rows, kwargs["cu_seq_lens_q"].tolist(), kwargs["cu_seq_lens_k"][pages.layer_type].tolist())
         self.write_places, self.read_places = pages.places(self.written), pages.places(rows)
+        self._asked: tuple[Tensor, bool] | None = None
+
+    def adds_to_scores(self, mask: Tensor | None) -> bool:
+        """Whether the batch's mask does more than hide pairs.
+
+        Asked once a step: all layers of these pages are handed the same mask, which is as large as the batch.
+        """
+        if mask is None:
+            return False
+        if self._asked is None or self._asked[0] is not mask:
+            self._asked = mask, added_to_scores(mask) is not None
+        return self._asked[1]
 
 
 @dataclass(frozen=True)
