@@ -9,6 +9,8 @@ dimension. "Paper" is arXiv 2604.03260.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -18,6 +20,11 @@ BALANCE_RATE = 0.2
 
 #: Log of next to nothing; ``-inf`` would give NaN gradients.
 NO_MASS = -1e4
+
+
+def without_autocast(device: str) -> AbstractContextManager:
+    """``torch.autocast(device, enabled=False)``, which is not for nothing where autocast is off as it is."""
+    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
 
 
 def group_scores(hidden_states: Tensor, projection: Tensor, centroids: Tensor, temperature: float) -> Tensor:
@@ -35,7 +42,7 @@ def group_scores(hidden_states: Tensor, projection: Tensor, centroids: Tensor, t
     Returns:
         float32 scores, ``(B, T, K)``.
     """
-    with torch.autocast(hidden_states.device.type, enabled=False):
+    with without_autocast(hidden_states.device.type):
         projected = F.linear(hidden_states.float(), projection.float())
         return F.linear(projected, centroids.float()) / temperature
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from ..attention import (
+    HeadClass,
     Kernel,
     Pattern,
     Problem,
     Scores,
     attend_by_class,
+    attend_one_query,
     find_kernel,
     focus_attention,
     groups_per_head,
@@ -89,7 +93,7 @@ def hard_attention(
     if routing.classes is None:
         output = focus_attention(problem, path=routing.path, kernel=kernel)
     else:
-        output = attend_by_class(with_reads(problem, routing.reads), routing.classes, path=routing.path, kernel=kernel)
+        output = _by_class(problem, routing.classes, routing.reads, routing.path, kernel)
     if layer is not None and not output.requires_grad and _is_stored_from_now_on(routing, problem, kernel):
         known = mask is None, routing.classes, kernel.one_row_at_a_time
         store_by_groups(layer, routing.pattern, problem.who.positions, *known)
@@ -108,6 +112,15 @@ def _is_stored_from_now_on(routing: Routing, problem: Problem, kernel: Kernel) -
     # With routing per head a token is in one group; otherwise in as many as its head reads.
     top_k = 1 if routing.reads is not None else routing.top_k
     return layer.must_store or can_store_by_groups(layer, groups_per_head(classes), top_k, kernel, classes)
+
+
+def _by_class(
+    problem: Problem, classes: Sequence[HeadClass], reads: Tensor | None, path: str, kernel: Kernel
+) -> Tensor:
+    """Heads that attend in different ways; the new tokens read the groups ``reads``, or those that they belong to."""
+    if problem.num_queries == 1:
+        return attend_one_query(problem, classes, reads)
+    return attend_by_class(with_reads(problem, reads), classes, path=path, kernel=kernel)
 
 
 def _is_one_graph(routing: Routing, kernel: Kernel, mask: Tensor | None, scores: Scores) -> bool:
@@ -146,7 +159,7 @@ def _compiled(
     if known is None:
         output = focus_attention(problem, path=path, kernel=backend)
     else:
-        output = attend_by_class(with_reads(problem, reads), known, path=path, kernel=backend)
+        output = _by_class(problem, known, reads, path, backend)
     return output.transpose(1, 2).contiguous()
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -59,25 +60,40 @@ def head_classes(config: FocusConfig, layer: int) -> tuple[HeadClass, ...]:
         config: of the adapter, with ``key_value_heads``.
         layer: index of the layer.
     """
-    num_heads = int(config.key_value_heads or 0)
+    how = tuple(config.head_pattern(layer, head) for head in range(int(config.key_value_heads or 0)))
+    per_head = config.routing == "per_head"
+    places = config.heads_with_groups(layer) if per_head else tuple(_top_ks(how))
+    return _classes(how, places, per_head, config.num_groups, config.sink_tokens, config.dense_below)
+
+
+@functools.cache
+def _classes(
+    how: tuple[HeadPattern, ...],
+    places: tuple[int, ...],
+    per_head: bool,
+    num_groups: int,
+    sink_tokens: int,
+    dense_below: int,
+) -> tuple[HeadClass, ...]:
+    """`head_classes`, which every call of a layer asks for.
+
+    Args:
+        how: of each head.
+        places: whose columns there are: those of these heads, or those for these numbers of groups.
+        per_head: which of the two.
+        num_groups, sink_tokens, dense_below: of the adapter.
+    """
     alike: dict[HeadPattern, list[int]] = {}
-    for head in range(num_heads):
-        alike.setdefault(config.head_pattern(layer, head), []).append(head)
-    width = config.num_groups
-    if config.routing == "per_head":
-        places = {head: place for place, head in enumerate(config.heads_with_groups(layer))}
-    else:
-        places = {top_k: place for place, top_k in enumerate(shared_top_ks(config, layer))}
+    for head, own in enumerate(how):
+        alike.setdefault(own, []).append(head)
     classes = []
-    for how, heads in alike.items():
-        dense_below = EVERYTHING if how.attend == "everything" else config.dense_below
-        pattern = Pattern(how.local_window, config.sink_tokens, dense_below)
-        columns: tuple[slice, ...] = ()
-        top_k = how.top_k if config.routing == "per_head" and how.attend == "groups" else 0
-        if how.attend == "groups":
-            found = [places[head] for head in heads] if config.routing == "per_head" else [places[how.top_k]]
-            columns = tuple(slice(place * width, (place + 1) * width) for place in found)
-        classes.append(HeadClass(tuple(heads), pattern, columns, top_k))
+    for some, heads in alike.items():
+        pattern = Pattern(some.local_window, sink_tokens, EVERYTHING if some.attend == "everything" else dense_below)
+        by_groups = some.attend == "groups"
+        found = (heads if per_head else [some.top_k]) if by_groups else []
+        starts = [places.index(place) * num_groups for place in found]
+        columns = tuple(slice(start, start + num_groups) for start in starts)
+        classes.append(HeadClass(tuple(heads), pattern, columns, some.top_k if per_head and by_groups else 0))
     return tuple(classes)
 
 
@@ -119,7 +135,10 @@ def classes_of_part(
 
 def shared_top_ks(config: FocusConfig, layer: int) -> list[int]:
     """The numbers of groups per token that heads of a layer ask for, ascending."""
-    how = [config.head_pattern(layer, head) for head in range(int(config.key_value_heads or 0))]
+    return _top_ks(config.head_pattern(layer, head) for head in range(int(config.key_value_heads or 0)))
+
+
+def _top_ks(how: Iterable[HeadPattern]) -> list[int]:
     return sorted({pattern.top_k for pattern in how if pattern.attend == "groups"})
 
 
@@ -163,10 +182,13 @@ class HeadScores:
 
     def reads(self, top_ks: Sequence[int]) -> Tensor:
         """The groups that each token reads, ``top_ks[i]`` of head ``i``: bool ``(B, T, n, K)``."""
-        ranks = self.queries.argsort(dim=-1, descending=True, stable=True).argsort(dim=-1)
+        best_first = self.queries.argsort(dim=-1, descending=True, stable=True)
+        reads = torch.zeros_like(best_first, dtype=torch.bool)
         if len(set(top_ks)) == 1:
-            return ranks < top_ks[0]
-        return torch.stack([ranks[:, :, place] < top_k for place, top_k in enumerate(top_ks)], dim=2)
+            return reads.scatter_(-1, best_first[..., : top_ks[0]], True)
+        for place, top_k in enumerate(top_ks):
+            reads[:, :, place].scatter_(-1, best_first[:, :, place, :top_k], True)
+        return reads
 
 
 def head_scores(
@@ -187,14 +209,18 @@ def head_scores(
         balance, query_bias: ``b`` and ``c``, ``(n, K)``.
         temperature: ``tau``.
     """
-    with torch.autocast(hidden_states.device.type, enabled=False):
-        hidden, both = hidden_states.float(), torch.cat([key_projection, query_projection]).float()
-        projected = F.linear(hidden, both.flatten(0, 1)).unflatten(-1, both.shape[:2])
-        of_keys, of_queries = projected.chunk(2, dim=-2)
+    with routing.without_autocast(hidden_states.device.type):
+        hidden, centroids = hidden_states.float(), centroids.float().transpose(-1, -2)
         keys, queries = (
-            torch.einsum("btne,nke->btnk", x, centroids.float()) / temperature for x in (of_keys, of_queries)
+            _scores(hidden, w.float(), centroids) / temperature for w in (key_projection, query_projection)
         )
         return HeadScores(keys + balance.float(), queries + query_bias.float())
+
+
+def _scores(hidden: Tensor, projection: Tensor, centroids: Tensor) -> Tensor:
+    """``(B, T, d)`` by ``(n, d_g, d)`` by ``(n, d_g, K)`` to ``(B, T, n, K)``."""
+    projected = F.linear(hidden, projection.flatten(0, 1)).unflatten(-1, projection.shape[:2])
+    return torch.matmul(projected.transpose(1, 2), centroids).transpose(1, 2)
 
 
 @dataclass(frozen=True)

@@ -8,24 +8,24 @@ from .gathered import gather_index, gathered_attention
 from .group_codes import MAX_GROUPS
 from .grouped import grouped_focus_attention
 from .hard_gate import credit_memberships
-from .heads import (
+from .head_class import (
     EVERYTHING,
     HeadClass,
-    attend_by_class,
     columns_by_head,
     groups_per_head,
     head_rows,
     memberships_of_columns,
     memberships_of_rows,
-    pairs_by_head,
     read_classes,
     write_classes,
 )
+from .heads import attend_by_class, pairs_by_head
 from .host_tier import TieredPool
 from .kernels import KERNELS, Kernel, find_kernel, kernel_named
 from .mask import EVERY, PADDING, Known, Pattern, WhoAttends, attended_pairs, count_pairs, share_a_group
 from .masked import masked_attention, masked_focus_attention
 from .merge import Accumulator, merge
+from .one_query import attend_one_query
 from .paths import PATHS, focus_attention
 from .plan import make_plan
 from .problem import Problem, Scores
@@ -55,6 +55,7 @@ __all__ = [
     "TokensGone",
     "WhoAttends",
     "attend_by_class",
+    "attend_one_query",
     "attend_store",
     "attended_pairs",
     "biased_focus_attention",

@@ -19,7 +19,7 @@ from torch.profiler import record_function
 
 from .grouped import attend_parts
 from .kernels import Kernel, cpu_flash
-from .mask import WhoAttends, attended_pairs, dense_pairs, distant_pairs, share_a_group
+from .mask import WhoAttends, dense_pairs, distant_pairs, share_a_group
 from .merge import Accumulator
 from .plan import make_plan, sequences
 from .problem import Problem
@@ -46,28 +46,15 @@ def _sequence(problem: Problem, kernel: Kernel) -> Tensor:
     """``(Q, H, D_v)`` for a batch of one."""
     who, scale = problem.who, problem.scores.scale
     q, k, v = (x[0].transpose(0, 1) for x in (problem.query, problem.key, problem.value))
-    if problem.num_queries == 1:
-        whole = _one_query(q, k, v, who, scale)
-    else:
-        with record_function("focus: window"):
-            whole = attend_parts(q, k, v, make_plan(who.without_groups(), problem.num_queries), scale, kernel)
-        first = problem.num_keys - problem.num_queries
-        for _, tokens, queries in sequences(who, problem.num_queries):
-            asking = slice(first, None) if isinstance(queries, slice) else queries + first
-            _add_groups(whole, q, k, v, who, tokens, asking, first, scale)
+    with record_function("focus: window"):
+        whole = attend_parts(q, k, v, make_plan(who.without_groups(), problem.num_queries), scale, kernel)
+    first = problem.num_keys - problem.num_queries
+    for _, tokens, queries in sequences(who, problem.num_queries):
+        asking = slice(first, None) if isinstance(queries, slice) else queries + first
+        _add_groups(whole, q, k, v, who, tokens, asking, first, scale)
     if problem.scores.sink_logits is not None:
         whole.add_logits(problem.scores.sink_logits)
     return whole.output.to(q.dtype)
-
-
-def _one_query(q: Tensor, k: Tensor, v: Tensor, who: WhoAttends, scale: float) -> Accumulator:
-    """A decoded token: the keys that it attends to, gathered."""
-    last = slice(k.shape[0] - 1, k.shape[0])
-    columns = attended_pairs(who, last)[0, 0, 0].nonzero().squeeze(-1)
-    whole = Accumulator(1, q.shape[1], v.shape[-1], q, every_query=bool(columns.numel()))
-    if columns.numel():
-        whole.put(slice(0, 1), *cpu_flash(q, k.index_select(0, columns), v.index_select(0, columns), scale))
-    return whole
 
 
 def _add_groups(

@@ -71,34 +71,47 @@ def masked_focus_attention(problem: Problem) -> Tensor:
     """
     query, num_queries, first = problem.query, problem.num_queries, problem.num_keys - problem.num_queries
     chunk = num_queries if torch.is_grad_enabled() and query.requires_grad else QUERY_CHUNK
+    who = problem.who
+    each_sees_itself = who.known is not None and who.known.unpadded and who.extra_mask is None
     parts = []
     for start in range(0, num_queries, chunk):
         stop = min(start + chunk, num_queries)
-        mask = attended_pairs(problem.who, slice(first + start, first + stop))
+        mask = attended_pairs(who, slice(first + start, first + stop))
         some = problem.scores.part(slice(start, stop), EVERY)
-        parts.append(attend_under_mask(query[:, :, start:stop], problem.key, problem.value, mask, some))
+        own = query[:, :, start:stop]
+        parts.append(attend_under_mask(own, problem.key, problem.value, mask, some, none_empty=each_sees_itself))
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
 
 
-def attend_under_mask(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scores: Scores) -> Tensor:
-    """`masked_attention`, by PyTorch's own where that can compute the scores."""
-    plain = scores.softcap is None and scores.sink_logits is None and scores.bias is None
-    return (_sdpa if plain else masked_attention)(query, key, value, mask, scores)
+def attend_under_mask(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scores: Scores, *, none_empty: bool = False
+) -> Tensor:
+    """`masked_attention`, by PyTorch's own where that can compute the scores.
+
+    Arguments as there, and:
+        none_empty: every row of the mask is known to allow a pair.
+    """
+    if scores.softcap is None and scores.sink_logits is None and scores.bias is None:
+        return _sdpa(query, key, value, mask, scores, none_empty)
+    return masked_attention(query, key, value, mask, scores)
 
 
-def _sdpa(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scores: Scores) -> Tensor:
+def _sdpa(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scores: Scores, none_empty: bool) -> Tensor:
     """PyTorch's own masked attention; rows without an allowed pair give zeros on every backend."""
     num_heads, kv_heads = query.shape[1], key.shape[1]
     if query.shape[2] == 1 and mask.shape[1] == 1 and num_heads > kv_heads:
         # One token: the query heads of a key head become its queries, so that keys are not copied.
         folded = query.unflatten(1, (kv_heads, -1)).squeeze(3)
-        return _sdpa(folded, key, value, mask, scores).flatten(1, 2)[:, :, None]
+        return _sdpa(folded, key, value, mask, scores, none_empty).flatten(1, 2)[:, :, None]
     key, value = repeat_heads(key, num_heads), repeat_heads(value, num_heads)
-    empty = ~mask.any(dim=-1, keepdim=True)
+    empty = None if none_empty else ~mask.any(dim=-1, keepdim=True)
     output = F.scaled_dot_product_attention(
-        query, key, value, attn_mask=mask | empty, dropout_p=scores.dropout, scale=scores.scale
+        *(query, key, value),
+        attn_mask=mask if empty is None else mask | empty,
+        dropout_p=scores.dropout,
+        scale=scores.scale,
     )
-    return output.masked_fill(empty, 0.0)
+    return output if empty is None else output.masked_fill(empty, 0.0)
 
 
 def masked_with_lse(query: Tensor, key: Tensor, value: Tensor, pairs: Tensor, scale: float) -> tuple[Tensor, Tensor]:

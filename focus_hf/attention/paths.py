@@ -70,7 +70,8 @@ def _usable_paths(problem: Problem, kernel: Kernel | None = None) -> list[str]:
     if problem.who.reads is not None:
         if needs_gradient or value.shape[-1] > key.shape[-1]:
             return ["masked"]
-        return ["lookup"] if on_cpu or (not few_queries and _device_looks_up(problem, kernel)) else ["masked"]
+        looks_up = problem.num_queries > 1 if on_cpu else not few_queries and _device_looks_up(problem, kernel)
+        return ["lookup"] if looks_up else ["masked"]
     if not on_cpu and not needs_gradient and few_queries:
         return ["masked"]
     usable = ["masked", "grouped"]

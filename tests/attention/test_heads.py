@@ -13,11 +13,13 @@ from focus_hf.attention import (
     EVERYTHING,
     PADDING,
     HeadClass,
+    Known,
     Pattern,
     Problem,
     Scores,
     WhoAttends,
     attend_by_class,
+    attend_one_query,
     attended_pairs,
     focus_attention,
     masked_focus_attention,
@@ -186,3 +188,67 @@ def test_pairs_are_counted_by_head() -> None:
     assert reads is not None
     mine = replace(who, pattern=Pattern(7, 2), memberships=who.memberships[..., 4:8], reads=reads[..., 4:8])
     assert counts[3] == attended_pairs(mine).sum()
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    seed=st.integers(0, 2**20),
+    keys=st.integers(1, 60),
+    num_groups=st.sampled_from([3, 8, 16]),
+    sinks=st.integers(0, 3),
+    dense_below=st.sampled_from([0, 40]),
+    padding=st.sampled_from(["none", "left", "scattered"]),
+    known=st.booleans(),
+    own_reads=st.booleans(),
+    shared=st.booleans(),
+    scores=st.sampled_from(["plain", "logits", "softcap"]),
+    extra_mask=st.booleans(),
+)
+def test_one_new_token_is_the_definition(
+    seed: int,
+    keys: int,
+    num_groups: int,
+    sinks: int,
+    dense_below: int,
+    padding: str,
+    known: bool,
+    own_reads: bool,
+    shared: bool,
+    scores: str,
+    extra_mask: bool,
+) -> None:
+    """Heads of every kind in one call, against each class of heads for itself under explicit masks."""
+    problem = make_problem(
+        **{"seed": seed, "batch": 2, "keys": keys, "queries": 1, "num_groups": num_groups, "top_k": 2},
+        **{
+            "pattern": Pattern(1, 1),
+            "padding": padding,
+            "documents": False,
+            "unknown": 3,
+            "kv_heads": 5,
+            "columns": 4,
+        },
+    )
+    k = num_groups
+    columns = (slice(k, 2 * k),) if shared else (slice(k, 2 * k), slice(3 * k, 4 * k))
+    classes = (
+        HeadClass((1, 4), Pattern(5, sinks, dense_below), columns),
+        HeadClass((2,), Pattern(3, sinks, dense_below), (slice(2 * k, 3 * k),)),
+        HeadClass((0,), Pattern(7, sinks, dense_below)),
+        HeadClass((3,), Pattern(0, sinks, EVERYTHING)),
+    )
+    who = problem.who
+    if padding == "none" and known:
+        who = replace(who, known=Known(None, unpadded=True))
+    if extra_mask:
+        allowed = torch.rand(2, 10 if seed % 2 else 1, 1, keys) > 0.3
+        who = replace(who, extra_mask=allowed)
+    how = {"plain": Scores(0.25), "logits": Scores(0.25, sink_logits=torch.randn(10, dtype=torch.float64))}
+    problem = replace(problem, who=who, scores=how.get(scores, Scores(0.25, softcap=3.0)))
+    reads = None
+    if own_reads:
+        reads = who.reads[:, -1:]
+    else:
+        problem = replace(problem, who=replace(who, reads=None))
+    expected = attend_by_class(problem, classes, path="masked")
+    torch.testing.assert_close(attend_one_query(problem, classes, reads), expected, rtol=1e-10, atol=1e-10)
