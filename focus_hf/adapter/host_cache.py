@@ -8,7 +8,8 @@ from typing import Any
 from transformers import PreTrainedConfig
 from transformers.cache_utils import CacheLayerMixin, DynamicCache
 
-from ..attention import PAGE, TieredPool
+from ..attention import PAGE, GroupedStore, TieredPool
+from ..attention.slots import Slots
 
 
 @dataclass(frozen=True)
@@ -20,8 +21,8 @@ class HostTier:
         other_layers: that hold something and have all of it on the device.
         hits, misses: pages that a query read and the device had, or that had to be fetched.
         waits: times that the host waited for the device, to learn what to fetch or to take in tokens.
-        device_bytes: keys and values of the layers on the device.
-        host_bytes: in host memory.
+        device_bytes: keys and values that these layers have on the device, recent ones included.
+        host_bytes: likewise, in host memory.
     """
 
     layers: int = 0
@@ -69,18 +70,20 @@ class FocusCache(DynamicCache):
     def host_tier(self) -> HostTier:
         """What is where, and how often it had to be fetched."""
         held = [layer for layer in self.layers if isinstance(layer, CacheLayerMixin) and layer.get_seq_length()]
-        pools = [pool for layer in held if (pool := _pool_of(layer)) is not None]
+        tiered = [pair for layer in held if (pair := _in_two_tiers(layer)) is not None]
+        pools = [pool for _, pool in tiered]
         return HostTier(
             len(pools),
             len(held) - len(pools),
             sum(pool.books.hits for pool in pools),
             sum(pool.books.misses for pool in pools),
             sum(pool.waits for pool in pools),
-            sum(pool.keys.nbytes + pool.values.nbytes for pool in pools),
+            sum(slots.keys.nbytes + slots.values.nbytes for pair in tiered for slots in pair),
             sum(pool.host_bytes() for pool in pools),
         )
 
 
-def _pool_of(layer: Any) -> TieredPool | None:
-    store = getattr(layer, "store", None)
-    return store.pool if store is not None and isinstance(store.pool, TieredPool) else None
+def _in_two_tiers(layer: Any) -> tuple[Slots, TieredPool] | None:
+    """The recent tokens and the lists of a layer that has its lists in host memory."""
+    store: GroupedStore | None = getattr(layer, "store", None)
+    return None if store is None or not isinstance(store.pool, TieredPool) else (store.recent, store.pool)
