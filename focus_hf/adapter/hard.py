@@ -22,9 +22,10 @@ from ..attention import (
     read_classes,
     write_classes,
 )
-from .cache import append_memberships, attend_stored, can_store_by_groups, store_by_groups
+from .cache import append_memberships
 from .call import Routing
 from .masks import problem_of, read_mask, with_reads
+from .stored import attend_stored, can_store_by_groups, store_by_groups
 
 
 def hard_attention(

@@ -12,12 +12,13 @@ from torch import Tensor
 from .. import routing
 from ..attention import HARD_GATE, HeadClass, Pattern, WhoAttends
 from .balance import balanced_assignments
-from .cache import append_memberships, cache_layer, follows, tokens_seen
+from .cache import append_memberships, cache_layer, tokens_seen
 from .call import Routing, SoftGate
 from .decide import Decision, decide, dense_by_groups, window_of
 from .heads import HeadScores, head_classes, shared_columns, top_ks_by_head
 from .layer import FocusLayer, StandIn
 from .masks import valid_tokens
+from .stored import follows
 
 
 def route(

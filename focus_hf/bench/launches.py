@@ -16,7 +16,8 @@ from peft import get_peft_model
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 from ..adapter import FocusConfig, focus_layers, set_routing
-from ..adapter.cache import store_by_groups
+from ..adapter.heads import head_classes
+from ..adapter.stored import store_by_groups
 from ..attention import MAX_GROUPS
 from ..evaluate.modes import adapters_off
 from .counting import LaunchCounter
@@ -79,7 +80,7 @@ def bench_launches(setting: Setting, batches: Sequence[int] = BATCHES) -> Iterat
         for path, kernel in ways:
             _route(model, path, kernel)
             yield _counts(model, setting, batches, "prefill", routing, f"{path}, {kernel}")
-        by_groups = routing == "shared" and setting.num_groups <= MAX_GROUPS
+        by_groups = setting.num_groups <= MAX_GROUPS
         for stored, path, kernel in (*STORED, *PLAIN) if by_groups else PLAIN:
             _route(model, path, kernel)
             yield _counts(model, setting, batches, "decode", routing, f"{stored}, {path}, {kernel}")
@@ -146,10 +147,11 @@ def _decode(model: Any, setting: Setting, batch: int, path: str) -> Callable[[],
     prompt = _prefill(model, setting, batch)
     past = prompt().past_key_values
     if path.startswith("cache by groups"):
-        positions = torch.arange(setting.length).expand(batch, -1)
-        for layer in past.layers:
+        positions, config = torch.arange(setting.length).expand(batch, -1), focus_layers(model)[0].routing_config
+        for number, layer in enumerate(past.layers):
             if layer.store is None:
-                store_by_groups(layer, setting.pattern, positions, unpadded=True)
+                classes = None if config.plain else head_classes(config, number)
+                store_by_groups(layer, setting.pattern, positions, unpadded=True, classes=classes)
     ids = torch.zeros(batch, 1, dtype=torch.long)
     return lambda: model(input_ids=ids, past_key_values=past, use_cache=True)
 

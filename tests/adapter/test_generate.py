@@ -9,7 +9,7 @@ import torch
 from transformers import DynamicCache, StaticCache
 
 import focus_hf
-from focus_hf.adapter import cache, hard
+from focus_hf.adapter import hard, stored
 from focus_hf.attention import store
 from focus_hf.bench.stand_in import FlashStandIn
 from tests.families import FAMILIES, WINDOW, base_model, focus_model, logits, token_ids
@@ -36,7 +36,7 @@ def storage(request, monkeypatch):
     if request.param == "in host memory":
         monkeypatch.setattr(DynamicCache, "device_tokens", 8, raising=False)
     if request.param != "plain":
-        monkeypatch.setattr(cache, "GROUPED_TOKENS_PER_SLAB", 0)
+        monkeypatch.setattr(stored, "GROUPED_TOKENS_PER_SLAB", 0)
         monkeypatch.setattr(store, "SLACK", 3)
         monkeypatch.setattr(store, "PAGE", 4)
     return request.param

@@ -10,7 +10,7 @@ from peft import PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, DynamicCache
 
 import focus_hf
-from focus_hf.adapter import cache, focus_layers, hard, observe_routing
+from focus_hf.adapter import focus_layers, hard, observe_routing, stored
 from focus_hf.attention import TokensGone, store
 from focus_hf.bench.stand_in import FlashStandIn
 from tests.families import FAMILIES, INTERLEAVED, WINDOW, base_model, focus_config, logits, token_ids
@@ -51,7 +51,7 @@ def storage(request: Any, monkeypatch: Any) -> str:
             pytest.skip("some families will do")
         monkeypatch.setattr(hard, "find_kernel", lambda query, value: FlashStandIn())
     if request.param != "plain":
-        monkeypatch.setattr(cache, "GROUPED_TOKENS_BY_HEAD", 0)
+        monkeypatch.setattr(stored, "GROUPED_TOKENS_BY_HEAD", 0)
         monkeypatch.setattr(store, "SLACK", 3)
         monkeypatch.setattr(store, "PAGE", 4)
     if request.param == "in host memory":

@@ -10,7 +10,7 @@ import torch
 from transformers import DynamicCache
 
 import focus_hf
-from focus_hf.adapter import cache, host_cache
+from focus_hf.adapter import host_cache, stored
 from focus_hf.attention import TieredPool, store
 from tests.adapter.test_heads import heads_model
 from tests.families import focus_model, logits, token_ids
@@ -78,7 +78,7 @@ def test_heads_that_route_for_themselves_have_pages_of_their_own(device_tokens):
 
 
 def test_it_is_off_unless_asked_for(monkeypatch):
-    monkeypatch.setattr(cache, "GROUPED_TOKENS_PER_SLAB", 0)
+    monkeypatch.setattr(stored, "GROUPED_TOKENS_PER_SLAB", 0)
     model, ids = model_of(), token_ids(length=40)
     past = DynamicCache(config=model.config)
     logits(model, ids, past_key_values=past, use_cache=True)

@@ -75,6 +75,8 @@ def test_the_command_counts_every_path_at_every_batch_size():
         ("launches: decode", "shared", "cache by groups, auto, torch-flash"),
         ("launches: decode", "shared", "plain cache, auto, cpu-flash"),
         ("launches: decode", "shared", "plain cache, masked, any"),
+        ("launches: decode", "per_head", "cache by groups, auto, cpu-flash"),
+        ("launches: decode", "per_head", "cache by groups, auto, torch-flash"),
         ("launches: decode", "per_head", "plain cache, auto, cpu-flash"),
         ("launches: decode", "per_head", "plain cache, masked, any"),
     }
@@ -94,6 +96,7 @@ def test_what_a_gpu_is_asked_for(top_k):
     prefill = found["prefill", "shared", "grouped, torch-flash"]
     plain = found["decode", "shared", "plain cache, masked, any"]
     by_groups = found["decode", "shared", "cache by groups, auto, torch-flash"]
-    for counted in (prefill, plain, by_groups):
+    by_head = found["decode", "per_head", "cache by groups, auto, torch-flash"]
+    for counted in (prefill, plain, by_groups, by_head):
         assert set(counted.syncs.values()) == {0}, counted.waits_for
         assert counted.focus[1] <= counted.focus[2] == counted.focus[8] <= 3 * counted.dense[8]
