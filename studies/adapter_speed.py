@@ -1,0 +1,65 @@
+"""How long a real model takes with an adapter: prompts and single tokens, dense and Focus in turn.
+
+    python -m studies.adapter_speed --adapter adapters/smollm2-135m --text adapters/smollm2-135m/held_out/plays.txt \
+        --setting 1024:0.24 2048:0.25 4096:0.15 8192:0.1
+
+Wall-clock time, the best of a few rounds; nothing else should run on the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from focus_hf import set_routing
+from focus_hf.hub import load_adapted
+from focus_hf.texts import tokenize_windows
+
+
+@torch.no_grad()
+def times(model: Any, ids: Tensor, new: int) -> tuple[float, float]:
+    """Milliseconds for a prompt ``(T,)``, and the median for each of ``new`` tokens after it, which are greedy."""
+    start = time.perf_counter()
+    output = model(input_ids=ids[None], use_cache=True, logits_to_keep=1)
+    prompt, each = time.perf_counter() - start, []
+    for _ in range(new):
+        token, start = output.logits[:, -1:].argmax(-1), time.perf_counter()
+        output = model(input_ids=token, past_key_values=output.past_key_values, use_cache=True)
+        each.append(time.perf_counter() - start)
+    return prompt * 1000, statistics.median(each) * 1000
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--adapter", required=True, help="folder or Hub id")
+    parser.add_argument("--base", help="base model, the adapter's own by default")
+    parser.add_argument("--text", type=Path, required=True)
+    parser.add_argument("--setting", nargs="+", required=True, help="length:budget, as 2048:0.25")
+    parser.add_argument("--new", type=int, default=13, help="tokens decoded after a prompt")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=2)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    model, tokenizer, _ = load_adapted(args.adapter, base=args.base)
+    for setting in args.setting:
+        length, budget = setting.split(":")
+        ids = tokenize_windows(tokenizer, args.text.read_text(encoding="utf-8"), int(length))[0]
+        best: dict[str, tuple[float, float]] = {}
+        for _ in range(args.rounds):
+            for name, how in {"dense": {"mode": "dense"}, "Focus": {"mode": None, "pairs": float(budget)}}.items():
+                set_routing(model, **how)
+                found = times(model, ids, args.new)
+                best[name] = tuple(map(min, found, best.get(name, found)))
+        for number, what in enumerate(("prompt", "token")):
+            dense, focus = best["dense"][number], best["Focus"][number]
+            print(f"{setting} {what}: dense {dense:.0f} ms, Focus {focus:.0f} ms, {dense / focus:.2f}x", flush=True)
+
+
+if __name__ == "__main__":
+    main()
