@@ -29,7 +29,8 @@ def attend_packed(
 
     Args:
         how: the routing: memberships, bool ``(keys, columns)``, are those of the tokens at ``packed.rows``, and reads,
-            bool ``(T, columns)``, of the new tokens, or ``None`` where these read the groups that they belong to.
+            bool ``(T, columns)``, of the new tokens, or ``None`` where these read the groups that they belong to;
+            ``groups_each`` holds for the new tokens.
         packed: whose tokens are which.
         new: queries ``(1, H, T, D)``, keys ``(1, H_kv, T, D)`` and values ``(1, H_kv, T, D_v)`` of the new tokens.
         stored: keys ``(rows, H_kv, D)`` and values ``(rows, H_kv, D_v)`` of the cache, the new tokens' among them.
@@ -48,7 +49,9 @@ def attend_packed(
             (x[0, :, asking] if starts else kept[packed.rows[asked]].to(x.dtype).transpose(0, 1))[None]
             for x, kept in ((key, keys), (value, values))
         )
-        own = replace(how, memberships=known[None, asked], reads=None if reads is None else reads[None, asking])
+        its_reads = None if reads is None else reads[None, asking]
+        each = how.groups_each if starts else None  # tokens of earlier calls may be in any number of groups
+        own = replace(how, memberships=known[None, asked], reads=its_reads, groups_each=each)
         part = hard_attention(own, query[:, :, asking], k, v, None, scores, is_sliding=False)
         output[asking] = part[0].transpose(0, 1)
     if packed.singles is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,6 +56,19 @@ class Routing:
     groups_each: int | None = None
     attention_observer: Callable[[Tensor, Tensor, float, Tensor], None] | None = None
     paged: PagedCall | None = None
+
+
+def groups_each(top_k: int, classes: Sequence[HeadClass] | None, reads: Tensor | None) -> int | None:
+    """In how many groups each new token of a call is, as `Routing.groups_each` has it.
+
+    Args:
+        top_k: of the adapter.
+        classes: of the layer's heads, where they do not all attend alike.
+        reads: set with routing per head: a token is then in one group of each head.
+    """
+    if reads is not None:
+        return 1
+    return top_k if classes is None else None
 
 
 class RoutedConfig:

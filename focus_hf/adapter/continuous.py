@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..attention import Scores
 from .attend_packed import attend_packed
-from .call import Routing
+from .call import Routing, groups_each
 from .decide import window_of
 from .discovery import numbered
 from .heads import head_classes, shared_columns, top_ks_by_head
@@ -63,9 +63,12 @@ def route_pages(router: FocusLayer, hidden_states: Tensor, kwargs: dict[str, Any
     patterns = [pattern] if classes is None else [some.pattern for some in classes]
     if packed.longest <= min(p.dense_length for p in patterns):
         return None
-    call = PagedCall(pages, router.layer_idx, packed, None if reads is None else reads[0])
     return Routing(
-        pattern, memberships, config.top_k, router.path, router.kernel, owner=owner, classes=classes, paged=call
+        *(pattern, memberships, config.top_k, router.path, router.kernel),
+        owner=owner,
+        classes=classes,
+        groups_each=0 if window is not None else groups_each(config.top_k, classes, reads),
+        paged=PagedCall(pages, router.layer_idx, packed, None if reads is None else reads[0]),
     )
 
 

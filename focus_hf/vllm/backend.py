@@ -19,7 +19,7 @@ from vllm.v1.attention.backend import (
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
 from ..adapter.attend_packed import attend_packed
-from ..adapter.call import Routing
+from ..adapter.call import Routing, groups_each
 from ..adapter.packed import Packed
 from ..attention import Scores
 from .router import LayerRouter, NoRouter
@@ -137,7 +137,8 @@ class FocusImpl(AttentionImpl[FocusMetadata]):
         rows[slots] = torch.cat([key[:count], value[:count]], dim=-1).to(rows.dtype)
         self.table.write(slots, memberships, rows.shape[0])
         router, known = self.router, self.table.read(packed.rows)
-        how = Routing(router.pattern, known, router.top_k, classes=router.classes, reads=reads)
+        each = groups_each(router.top_k, router.classes, reads)
+        how = Routing(router.pattern, known, router.top_k, classes=router.classes, reads=reads, groups_each=each)
         new_query, new_key, new_value = (x[:count].transpose(0, 1)[None] for x in (query, key, value))
         stored = rows[..., : self.head_size], rows[..., self.head_size :]
         result = attend_packed(how, packed, (new_query, new_key, new_value), stored, Scores(self.scale))

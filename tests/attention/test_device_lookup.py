@@ -163,6 +163,45 @@ for heads, kv_heads, dim, dtype in (
 print(json.dumps(worst))
 """
 
+#: What engines that serve many requests in one call (continuous batching, vLLM) ask for on CUDA, here on a CPU: their
+#: prompts by the interpreted kernel, in the place of the path that a CPU takes.
+PACKED = """
+import json
+import torch
+from focus_hf.adapter.attend_packed import attend_packed
+from focus_hf.adapter.call import Routing, groups_each
+from focus_hf.adapter.packed import Packed
+from focus_hf.attention import HeadClass, Pattern, Scores, heads
+from focus_hf.attention.device_lookup import device_lookup_attention, fits_lookup
+from focus_hf.attention.kernels.triton_lookup import BLOCK_QUERIES, lookup_forward
+from focus_hf.bench.stand_in import FlashStandIn
+
+torch.manual_seed(0)
+new, kv_heads, K = 30 + 1 + 50, 2, 4
+# A prompt of 30, one token after 19 cached ones, a prompt of 50; the last rows are nobody's.
+rows = torch.cat([torch.arange(30), torch.arange(40, 60), torch.arange(70, 120)])
+packed = Packed(rows, [0, 30, 31, 81], [0, 30, 50, 100])
+query, key, value = (torch.randn(1, h, new, 16) for h in (4, kv_heads, kv_heads))
+keys, values = torch.randn(130, kv_heads, 16), torch.randn(130, kv_heads, 16)
+for asking, rows in ((slice(0, 30), slice(0, 30)), (slice(30, 31), slice(59, 60)), (slice(31, 81), slice(70, 120))):
+    keys[rows], values[rows] = key[0, :, asking].transpose(0, 1), value[0, :, asking].transpose(0, 1)
+def some(n, k):
+    chosen = torch.rand(n, kv_heads, K).topk(k).indices
+    return torch.zeros(n, kv_heads, K, dtype=torch.bool).scatter_(-1, chosen, True).flatten(1)
+memberships, reads = some(100, 1), some(new, 2)
+classes = (HeadClass((0, 1), Pattern(5, 2), (slice(0, K), slice(K, 2 * K)), top_k=2),)
+how = Routing(Pattern(5, 2), memberships, 2, classes=classes, reads=reads, groups_each=groups_each(2, classes, reads))
+tensors = how, packed, (query, key, value), (keys, values), Scores(0.25)
+expected = attend_packed(*tensors)
+
+asked = []
+def on_cuda(problem, *, path, kernel):
+    asked.append(fits_lookup(problem.who) and problem.num_queries)
+    return device_lookup_attention(problem, FlashStandIn(), lookup_forward, BLOCK_QUERIES)
+heads.focus_attention = on_cuda
+print(json.dumps([asked, float((attend_packed(*tensors) - expected).abs().max())]))
+"""
+
 #: Compiled for GPUs that are not here: no registers may be spilled.
 COMPILED = """
 import json
@@ -199,6 +238,12 @@ def made_up(heads, kv_heads, dim, dtype, block):
 def test_the_kernel_in_the_interpreter():
     for case, error in run_apart(INTERPRETED, TRITON_INTERPRET="1").items():
         assert error < (2e-3 if "float16" in case else 2e-6), case
+
+
+@needs_triton
+def test_prompts_of_a_packed_call_in_the_interpreter():
+    asked, error = run_apart(PACKED, TRITON_INTERPRET="1")
+    assert asked == [30, 50] and error < 2e-6
 
 
 @needs_triton
