@@ -11,6 +11,7 @@ from .hard_gate import credit_memberships
 from .head_class import (
     EVERYTHING,
     HeadClass,
+    HeadRow,
     columns_by_head,
     groups_per_head,
     head_rows,
@@ -29,7 +30,7 @@ from .one_query import attend_one_query
 from .paths import PATHS, focus_attention
 from .plan import make_plan
 from .problem import Problem, Scores
-from .store import PAGE, GroupedStore, HeadRow, TokensGone
+from .store import PAGE, GroupedStore, TokensGone
 
 __all__ = [
     "EVERY",

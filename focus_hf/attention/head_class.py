@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from .mask import Pattern
-from .store import HeadRow
 
 #: A ``dense_below`` that no position reaches: such heads attend to everything.
 EVERYTHING = 2**31
@@ -32,6 +31,21 @@ class HeadClass:
     pattern: Pattern
     columns: tuple[slice, ...] = ()
     top_k: int = 0
+
+
+@dataclass(frozen=True)
+class HeadRow:
+    """How a key/value head attends that is a row of its own.
+
+    Args:
+        local_window: its window.
+        forgets: it needs nothing beyond its window (and sinks, and dense start).
+        everything: its tokens are in all groups.
+    """
+
+    local_window: int
+    forgets: bool = False
+    everything: bool = False
 
 
 def write_classes(classes: Sequence[HeadClass] | None) -> list[int]:

@@ -177,7 +177,7 @@ def share_a_group(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _in_words(groups: Tensor) -> bool:
-    """Whether eight groups at a time can be looked at as one integer: a sixth of the time for one query."""
+    """Whether eight groups at a time can be looked at as one integer: a third of the time for one query."""
     strides = (groups.shape[-1], groups.storage_offset(), *groups.stride()[:-1])
     return groups.dtype == torch.bool and groups.stride(-1) == 1 and not any(number % 8 for number in strides)
 

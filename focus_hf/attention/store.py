@@ -12,13 +12,13 @@ A head that needs nothing beyond its window has no lists: what leaves the ring i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from .group_codes import code_of_all, codes_of_sets, unpack_groups
+from .head_class import HeadRow
 from .host_tier import TieredPool
 from .mask import PADDING, Pattern
 from .page_pool import PagePool
@@ -32,21 +32,6 @@ SLACK = 64
 
 #: With more lists than this, pages are an eighth as large: half of each list's last page is empty.
 MANY_LISTS = 32
-
-
-@dataclass(frozen=True)
-class HeadRow:
-    """How a key/value head attends that is a row of its own.
-
-    Args:
-        local_window: its window.
-        forgets: it needs nothing beyond its window (and sinks, and dense start).
-        everything: its tokens are in all groups.
-    """
-
-    local_window: int
-    forgets: bool = False
-    everything: bool = False
 
 
 class TokensGone(ValueError):
