@@ -182,13 +182,11 @@ class HeadScores:
 
     def reads(self, top_ks: Sequence[int]) -> Tensor:
         """The groups that each token reads, ``top_ks[i]`` of head ``i``: bool ``(B, T, n, K)``."""
-        best_first = self.queries.argsort(dim=-1, descending=True, stable=True)
-        reads = torch.zeros_like(best_first, dtype=torch.bool)
+        best_first = self.queries.topk(max(top_ks), dim=-1).indices
+        reads = torch.zeros_like(self.queries, dtype=torch.bool)
         if len(set(top_ks)) == 1:
-            return reads.scatter_(-1, best_first[..., : top_ks[0]], True)
-        for place, top_k in enumerate(top_ks):
-            reads[:, :, place].scatter_(-1, best_first[:, :, place, :top_k], True)
-        return reads
+            return reads.scatter_(-1, best_first, True)
+        return reads.scatter_(-1, best_first, _first(tuple(top_ks), like=best_first).expand(best_first.shape))
 
 
 def head_scores(
@@ -210,17 +208,31 @@ def head_scores(
         temperature: ``tau``.
     """
     with routing.without_autocast(hidden_states.device.type):
-        hidden, centroids = hidden_states.float(), centroids.float().transpose(-1, -2)
-        keys, queries = (
-            _scores(hidden, w.float(), centroids) / temperature for w in (key_projection, query_projection)
-        )
-        return HeadScores(keys + balance.float(), queries + query_bias.float())
+        hidden, factor = hidden_states.float().flatten(0, 1), 1.0 / temperature
+        centroids = centroids.float().transpose(-1, -2)
+        keys = _scores(hidden, key_projection.float(), centroids, balance.float(), factor)
+        queries = _scores(hidden, query_projection.float(), centroids, query_bias.float(), factor)
+    keys, queries = (scores.unflatten(0, hidden_states.shape[:2]) for scores in (keys, queries))
+    return HeadScores(keys, queries)
 
 
-def _scores(hidden: Tensor, projection: Tensor, centroids: Tensor) -> Tensor:
-    """``(B, T, d)`` by ``(n, d_g, d)`` by ``(n, d_g, K)`` to ``(B, T, n, K)``."""
+def _scores(hidden: Tensor, projection: Tensor, centroids: Tensor, bias: Tensor, factor: float) -> Tensor:
+    """``(N, d)`` by ``(n, d_g, d)`` by ``(n, d_g, K)``, and ``(n, K)`` added, to ``(N, n, K)``."""
     projected = F.linear(hidden, projection.flatten(0, 1)).unflatten(-1, projection.shape[:2])
-    return torch.matmul(projected.transpose(1, 2), centroids).transpose(1, 2)
+    return torch.baddbmm(bias[:, None], projected.transpose(0, 1), centroids, alpha=factor).transpose(0, 1)
+
+
+def _first(counts: tuple[int, ...], like: Tensor) -> Tensor:
+    """bool ``(n, largest count)``: row ``i`` starts with ``counts[i]`` that are ``True``."""
+    if type(like) is Tensor:
+        return _first_on_device(counts, like.device)
+    return torch.arange(max(counts), device=like.device) < like.new_tensor(counts)[:, None]
+
+
+@functools.cache
+def _first_on_device(counts: tuple[int, ...], device: torch.device) -> Tensor:
+    """Sent there once: a GPU would be waited for."""
+    return (torch.arange(max(counts)) < torch.tensor(counts)[:, None]).to(device)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """Hard Focus attention by the cheapest exact path.
 
 * ``grouped``: kernels over groups and windows; cost follows the attended pairs. Differentiable.
-* ``biased``: one dense call with a bias; for few tokens and heavy groups, where there is little to skip. CPU.
+* ``biased``: one dense call with a bias; for few tokens and heavy groups, where there is little to skip. Inference on
+  CPU.
 * ``lookup``: keys sorted by group, where queries read other groups than they belong to. Inference on CPU, and on CUDA
   with Triton.
 * ``masked``: explicit masks; slower, but right for every option.
@@ -68,10 +69,11 @@ def _usable_paths(problem: Problem, kernel: Kernel | None = None) -> list[str]:
     on_cpu, no_logits = query.device.type == "cpu", problem.scores.sink_logits is None
     few_queries = problem.num_queries < min(FEW_QUERIES, problem.num_keys)
     if problem.who.reads is not None:
-        if needs_gradient or value.shape[-1] > key.shape[-1]:
+        if needs_gradient or value.shape[-1] > key.shape[-1] or problem.num_queries == 1:
             return ["masked"]
-        looks_up = problem.num_queries > 1 if on_cpu else not few_queries and _device_looks_up(problem, kernel)
-        return ["lookup"] if looks_up else ["masked"]
+        if on_cpu:
+            return ["lookup", "biased"] if no_logits else ["lookup"]
+        return ["lookup"] if not few_queries and _device_looks_up(problem, kernel) else ["masked"]
     if not on_cpu and not needs_gradient and few_queries:
         return ["masked"]
     usable = ["masked", "grouped"]
@@ -94,12 +96,26 @@ def _cost(path: str, problem: Problem) -> float:
     share = num_queries / num_keys * (2.0 - num_queries / num_keys)  # of the causal triangle
     if path == "masked":  # no pair is skipped, and every mask is built; one call for all sequences
         return (3.0 if num_queries > 1 else 1.0) * num_queries * num_keys + _CALL / problem.query.shape[0]
+    window = num_queries * (problem.who.pattern.local_window + 32)
     if path == "biased":
-        return share * (1.2 * _causal(num_keys)) + _CALL
+        per_pair = 1.2 if problem.who.reads is None else 1.13 + 0.27 * problem.key.shape[1] / problem.query.shape[1]
+        return share * per_pair * _causal(num_keys) + _CALL
+    if path == "lookup":
+        groups = num_queries * (220.0 + _reads_each(problem) * (165.0 + _group_size(problem)))
+        return 1.8 * window + groups * (1.0 + _SERIAL * (torch.get_num_threads() - 1))
     sizes = _group_sizes(problem)
     overlaps = sum(sizes) > 1.5 * num_keys  # exclusions make the heads longer
     groups = sum((1.14 if overlaps else 1.0) * _causal(size) + _CALL for size in sizes if size)
-    return share * groups + 1.35 * num_queries * (problem.who.pattern.local_window + 32) + 4 * _CALL
+    return share * groups + 1.35 * window + 4 * _CALL
+
+
+def _reads_each(problem: Problem) -> int:
+    known = problem.who.known
+    return 2 if known is None or known.reads_each is None else known.reads_each
+
+
+def _group_size(problem: Problem) -> float:
+    return problem.num_keys / max(1, problem.who.memberships.shape[-1])
 
 
 def _group_sizes(problem: Problem) -> list[float]:
@@ -113,6 +129,9 @@ def _group_sizes(problem: Problem) -> list[float]:
 
 #: A kernel call and what surrounds it, in pairs.
 _CALL = 10_000.0
+
+#: Share of the lookup path's work that further threads do not help with, as they do dense attention.
+_SERIAL = 0.55
 
 
 def _causal(length: float) -> float:

@@ -27,6 +27,7 @@ from focus_hf.attention import (
     read_classes,
     write_classes,
 )
+from focus_hf.attention.scratch import scratch
 
 
 def one_hot(shape: tuple[int, ...], num_groups: int, count: int = 1) -> torch.Tensor:
@@ -118,18 +119,30 @@ def test_lookup_is_the_definition(
     if logits:
         problem = replace(problem, scores=Scores(0.25, sink_logits=torch.randn(4, dtype=torch.float64)))
     expected = masked_focus_attention(problem)
-    torch.testing.assert_close(focus_attention(problem, path="lookup"), expected, rtol=1e-9, atol=1e-9)
+    for path in ("lookup", "biased"):
+        torch.testing.assert_close(focus_attention(problem, path=path), expected, rtol=1e-9, atol=1e-9)
     single = replace(problem, query=problem.query.float(), key=problem.key.float(), value=problem.value.float())
     torch.testing.assert_close(focus_attention(single).double(), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_blocks_of_queries_are_the_definition() -> None:
-    """More readers of one group than are handled together."""
+@pytest.mark.parametrize("path", ["lookup", "biased"])
+@pytest.mark.parametrize("queries", [1200, 700, 300])
+@pytest.mark.parametrize("each", [1, None])
+def test_blocks_of_queries_are_the_definition(
+    path: str, queries: int, each: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More readers of one group than are handled together, and more queries than share a bias, in memory that held
+    anything before."""
     problem = make_problem(
-        seed=0, batch=1, keys=1200, queries=1200, num_groups=2, top_k=1, pattern=Pattern(5, 2), padding="none",
+        seed=0, batch=1, keys=1200, queries=queries, num_groups=3, top_k=1, pattern=Pattern(5, 2), padding="none",
         documents=False, unknown=0,
     )  # fmt: skip
-    torch.testing.assert_close(focus_attention(problem), masked_focus_attention(problem), rtol=1e-9, atol=1e-9)
+    problem = replace(problem, who=replace(problem.who, known=Known(each, unpadded=True, reads_each=each)))
+    monkeypatch.setattr("focus_hf.attention.biased.MIN_QUERIES", 500)
+    monkeypatch.setattr("focus_hf.attention.biased.BIAS_SIZE", 1)
+    scratch("bias", 2**21, like=problem.query).fill_(float("nan"))
+    expected = masked_focus_attention(problem)
+    torch.testing.assert_close(focus_attention(problem, path=path), expected, rtol=1e-9, atol=1e-9)
 
 
 def test_reading_ones_own_group_is_symmetric_routing() -> None:
