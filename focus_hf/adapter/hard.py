@@ -25,7 +25,7 @@ from ..attention import (
 from .cache import append_memberships
 from .call import Routing
 from .masks import problem_of, read_mask, with_reads
-from .stored import attend_stored, can_store_by_groups, store_by_groups
+from .stored import attend_stored, can_store_by_groups, store_by_groups, too_short_to_store
 
 
 def hard_attention(
@@ -104,6 +104,8 @@ def hard_attention(
 def _is_stored_from_now_on(routing: Routing, problem: Problem, kernel: Kernel) -> bool:
     """Whether the cache layer is to be stored by groups after this call."""
     layer, classes = routing.cache_layer, routing.classes
+    if not layer.must_store and too_short_to_store(layer):
+        return False
     if not problem.is_plain or problem.who.documents is not None or routing.path not in ("auto", "grouped"):
         return layer.must_store
     if classes is None:

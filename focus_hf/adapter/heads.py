@@ -178,7 +178,8 @@ class HeadScores:
 
     def memberships(self) -> Tensor:
         """The group of each token: bool ``(B, T, n, K)``."""
-        return routing.hard_memberships(self.keys, self.keys.new_zeros(()), top_k=1)
+        best = self.keys.argmax(dim=-1, keepdim=True)
+        return torch.zeros_like(self.keys, dtype=torch.bool).scatter_(-1, best, True)
 
     def reads(self, top_ks: Sequence[int]) -> Tensor:
         """The groups that each token reads, ``top_ks[i]`` of head ``i``: bool ``(B, T, n, K)``."""

@@ -62,7 +62,7 @@ class _Hooks:
             slot = self.router.layer_idx if self.slot_by_call is None else self._slot(attention, args, kwargs)
             call = route(self.router, str(adapter_name), hidden_states, cache, slot, kwargs.get("attention_mask"))
         if call is not None:
-            attention.config = RoutedConfig(attention.config, call)
+            _set_config(attention, RoutedConfig(attention.config, call))
 
     def _slot(self, attention: Any, args: tuple, kwargs: dict[str, Any]) -> int:
         assert self.slot_by_call is not None
@@ -70,4 +70,12 @@ class _Hooks:
 
     def after(self, attention: Any, args: tuple, output: Any) -> None:
         if isinstance(attention.config, RoutedConfig):
-            attention.config = attention.config.original
+            _set_config(attention, attention.config.original)
+
+
+def _set_config(attention: Any, config: Any) -> None:
+    """``attention.config = config`` without a search among parameters and modules, in every layer and at every token."""
+    if "config" in attention.__dict__:
+        attention.__dict__["config"] = config
+    else:
+        attention.config = config

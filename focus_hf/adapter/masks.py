@@ -96,7 +96,7 @@ def read_mask(
     batch, num_queries = query_shape[0], query_shape[2]
     index = torch.arange(num_keys, device=device)
     if mask is None:
-        return (index + dropped).expand(batch, num_keys), None, None
+        return (index + dropped if dropped else index).expand(batch, num_keys), None, None
     if mask.dim() == 2:
         return _positions(mask.bool(), dropped), None, None
     allowed = allowed_pairs(mask).expand(batch, -1, -1, -1)

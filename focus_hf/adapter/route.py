@@ -182,7 +182,6 @@ def _stand_in_scores(
 def _columns(router: FocusLayer, adapter_name: str, hidden_states: Tensor, layer: Any) -> tuple[Tensor, Tensor | None]:
     """Memberships of new tokens for all classes of heads, and the groups that they read: bool ``(B, T, columns)``."""
     config = router.configs[adapter_name]
-    nothing = torch.zeros(*hidden_states.shape[:2], 0, dtype=torch.bool, device=hidden_states.device)
     if config.routing == "shared":
         scores, balance = _shared_scores(router, adapter_name, hidden_states, layer)
         if router.observer is not None:
@@ -191,6 +190,7 @@ def _columns(router: FocusLayer, adapter_name: str, hidden_states: Tensor, layer
     by_head = router.head_scores(hidden_states, adapter_name)
     top_ks = top_ks_by_head(config, router.layer_idx)
     if by_head is None or not top_ks:
+        nothing = torch.zeros(*hidden_states.shape[:2], 0, dtype=torch.bool, device=hidden_states.device)
         return nothing, nothing
     if router.stand_in is not None:
         scores = _stand_in_scores(router, router.stand_in, hidden_states, layer, by_head.keys.shape[-2])

@@ -47,6 +47,11 @@ def follows(
     return alike and store.columns.shape[0] == batch and store.pattern == pattern
 
 
+def too_short_to_store(layer: Any) -> bool:
+    """Whether a layer is shorter than any that `can_store_by_groups`: asked in every layer and at every token."""
+    return layer.device_tokens is None and tokens_seen(layer) < min(2 * GROUPED_TOKENS_PER_SLAB, GROUPED_TOKENS_BY_HEAD)
+
+
 def can_store_by_groups(
     layer: Any, num_groups: int, top_k: int, kernel: Kernel, classes: Sequence[HeadClass] | None = None
 ) -> bool:

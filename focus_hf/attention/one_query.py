@@ -53,17 +53,25 @@ def _near_or_shared(who: WhoAttends, classes: Sequence[HeadClass], reads: Tensor
     in_order = [patterns[head] for head in sorted(patterns)]
     windows = _column(tuple(pattern.local_window for pattern in in_order), who.positions)
     starts = tuple(pattern.dense_below for pattern in in_order)
-    dense_below = _column(starts, who.positions) if any(starts) else None
+    dense_below = _column(starts, who.positions) if max(starts) > _least_position(who) else None
     last = who.positions[:, None, _LAST]
     pairs = are_near(last, who.positions[:, None], replace(in_order[0], dense_below=0), windows, dense_below)
     for start, width, by_place in _runs(classes):
         some = slice(start, start + width * len(by_place))
         of_query, of_keys = (x[..., some].unflatten(-1, (-1, width)).transpose(1, 2) for x in (reads, who.memberships))
         shared = share_a_group(of_query, of_keys).squeeze(-2)
+        if by_place == [(head,) for head in range(len(in_order))]:
+            return pairs.logical_or_(shared)
         for place, heads in enumerate(by_place):
             for head in heads:
                 pairs[:, head] |= shared[:, place]
     return pairs
+
+
+def _least_position(who: WhoAttends) -> int:
+    """What the last token's position is not below, as far as that is known without a look at it."""
+    known = who.known is not None and who.known.unpadded and who.documents is None
+    return who.positions.shape[1] - 1 if known else -1
 
 
 def _runs(classes: Sequence[HeadClass]) -> list[tuple[int, int, list[tuple[int, ...]]]]:
