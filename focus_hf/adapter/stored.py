@@ -49,7 +49,9 @@ def follows(
 
 def too_short_to_store(layer: Any) -> bool:
     """Whether a layer is shorter than any that `can_store_by_groups`: asked in every layer and at every token."""
-    return layer.device_tokens is None and tokens_seen(layer) < min(2 * GROUPED_TOKENS_PER_SLAB, GROUPED_TOKENS_BY_HEAD)
+    return layer.device_tokens is None and tokens_seen(layer) < min(
+        2 * GROUPED_TOKENS_PER_SLAB, GROUPED_TOKENS_BY_HEAD
+    )
 
 
 def can_store_by_groups(

@@ -5,7 +5,7 @@ A key is in one group, and a query reads a few, so each attended pair is met onc
 * window and sinks, as without groups (`plan`);
 * ``groups``: distant pairs. The keys of a group stand in order, so what a query may see of a group is how many of its
   first keys: those beyond the window. Queries are taken in blocks with the keys that the last of them may see, under a
-  bias that hides from the others what only later ones may see;
+  bias that hides from the others what only later ones may see (`reader_blocks`);
 * ``shared``: keys in several groups (tokens cached while no groups were known), under a mask.
 
 The parts are merged by their logsumexps. Inference on CPU.
@@ -23,9 +23,13 @@ from .mask import WhoAttends, dense_pairs, distant_pairs, share_a_group
 from .merge import Accumulator
 from .plan import make_plan, sequences
 from .problem import Problem
+from .reader_blocks import ROWS, Readers, add_readers, attend_blocks, make_blocks
 
-#: Queries of one group handled together: their keys differ by what lies between them.
+#: Queries handled together where keys are in several groups.
 BLOCK = 256
+
+#: Numbers that the results of readers may hold before they are merged.
+READERS_SIZE = 2**23
 
 
 def lookup_focus_attention(problem: Problem, kernel: Kernel) -> Tensor:
@@ -111,36 +115,23 @@ def _add_single(
     """Keys of one group each, sorted by ``group`` and, within one, by position."""
     assert who.reads is not None
     place, num_groups = who.positions[0], who.reads.shape[-1]
-    reader_group, reader = who.reads[0, asking].T.nonzero(as_tuple=True)
-    queries = asking[reader]
     # One ascending list for all groups: a group's keys, then the next group's.
     stride = int(place.max()) + 2
-    limits = torch.searchsorted(
-        group * stride + place[keys], reader_group * stride + place[queries] - who.pattern.local_window
-    )
-    edges = torch.searchsorted(group, torch.arange(num_groups + 1, device=group.device))
-    limits = limits - edges[reader_group]
-    some = limits > 0
-    reader_group, queries, limits = reader_group[some], queries[some], limits[some]
-    query_edges = torch.searchsorted(reader_group, torch.arange(num_groups + 1, device=group.device)).tolist()
-    starts, seen = edges.tolist(), limits.tolist()
-    index = queries - first
-    sorted_q, sorted_k, sorted_v = q.index_select(0, index), k.index_select(0, keys), v.index_select(0, keys)
-    for number in range(num_groups):
-        for start in range(query_edges[number], query_edges[number + 1], BLOCK):
-            block = slice(start, min(start + BLOCK, query_edges[number + 1]))
-            fewest, most = seen[block.start], seen[block.stop - 1]
-            some_keys = slice(starts[number], starts[number] + most)
-            bias = None if fewest == most else _hide(limits[block], most, q.dtype)
-            result = cpu_flash(sorted_q[block], sorted_k[some_keys], sorted_v[some_keys], scale, bias=bias)
-            whole.add(index[block], *result)
-
-
-def _hide(limits: Tensor, num_keys: int, dtype: torch.dtype) -> Tensor:
-    """``(1, 1, n, num_keys)``: 0 for the first ``limits[i]`` keys of query ``i``, next to ``-inf`` behind them."""
-    hidden = torch.arange(num_keys, device=limits.device) >= limits[:, None]
-    bias = torch.zeros(hidden.shape, dtype=dtype, device=limits.device)
-    return bias.masked_fill_(hidden, torch.finfo(dtype).min)[None, None]
+    at_key, edges = group * stride + place[keys], torch.searchsorted(group, torch.arange(num_groups + 1))
+    repeat = q.shape[1] // k.shape[1]
+    each = max(1, int(who.reads[0, asking].sum(dim=-1).max())) * q.shape[1] * v.shape[-1]
+    for some in asking.split(max(BLOCK, READERS_SIZE // each)):
+        query, own = who.reads[0, some].nonzero(as_tuple=True)
+        beyond = place[some][query] - who.pattern.local_window
+        limits = torch.searchsorted(at_key, own * stride + beyond) - edges[own]
+        seeing = limits > 0
+        if not bool(seeing.any()):
+            continue
+        readers = Readers(query[seeing], own[seeing], limits[seeing])
+        blocks = make_blocks(readers, edges, max(16, ROWS // repeat))
+        index = some - first
+        results = attend_blocks(q.index_select(0, index), k, v, keys, readers, blocks, scale)
+        add_readers(whole, index, *results, readers, blocks.slots)
 
 
 def _add_shared(
