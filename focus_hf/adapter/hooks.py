@@ -74,7 +74,7 @@ class _Hooks:
 
 
 def _set_config(attention: Any, config: Any) -> None:
-    """``attention.config = config`` without torch's search among parameters and modules, which every call would pay."""
+    """``attention.config = config`` without torch's search among parameters and modules, for every call."""
     if "config" in attention.__dict__:
         attention.__dict__["config"] = config
     else:

@@ -114,7 +114,7 @@ def _columns(
     """What each query adds to the score of keys of each kind, distance aside.
 
     Returns:
-        ``(Q, kinds)``, and the kind of each token, ``(S,)``: its group, if each has one; sinks are a kind of their own.
+        ``(Q, kinds)``, and the kind of each token, ``(S,)``: its group, if each has one; sinks are another kind.
     """
     num_groups = groups.shape[1]
     if one_each:

@@ -149,7 +149,7 @@ def add_readers(
         readers: see there.
         slots: of `Blocks`.
     """
-    num_queries, (rows, kv_heads) = index.shape[0], lse.shape
+    num_queries, kv_heads = index.shape[0], lse.shape[1]
     repeat = whole.lse.shape[1] // kv_heads
     starts = torch.searchsorted(readers.query, torch.arange(num_queries + 1))
     column, most = torch.arange(readers.query.shape[0]) - starts[readers.query], int(starts.diff().max())
