@@ -30,7 +30,7 @@ BATCHES = (1, 8, 32)
 #: Ways to compute shared routing, and routing per head: a path and a backend. ``torch-flash`` is what CUDA runs, asked
 #: by a stand-in.
 SHARED = (("grouped", "torch-flash"), ("grouped", "cpu-flash"), ("biased", "cpu-flash"), ("masked", "any"))
-PER_HEAD = (("lookup", "cpu-flash"), ("masked", "any"))
+PER_HEAD = (("lookup", "cpu-flash"), ("biased", "cpu-flash"), ("masked", "any"))
 
 #: Ways to decode: how the cache is stored, a path and a backend.
 STORED = (("cache by groups", "auto", "cpu-flash"), ("cache by groups", "auto", "torch-flash"))

@@ -27,6 +27,7 @@ from focus_hf.attention import (
     read_classes,
     write_classes,
 )
+from focus_hf.attention.reader_blocks import Readers, calls, make_blocks
 from focus_hf.attention.scratch import scratch
 
 
@@ -143,6 +144,35 @@ def test_blocks_of_queries_are_the_definition(
     scratch("bias", 2**21, like=problem.query).fill_(float("nan"))
     expected = masked_focus_attention(problem)
     torch.testing.assert_close(focus_attention(problem, path=path), expected, rtol=1e-9, atol=1e-9)
+
+
+def test_readers_in_many_calls_are_the_definition(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few queries' readers merged at a time, few blocks in a call, few readers in a block."""
+    monkeypatch.setattr("focus_hf.attention.lookup.READERS_SIZE", 1)
+    monkeypatch.setattr("focus_hf.attention.reader_blocks.CALL_SIZE", 1)
+    monkeypatch.setattr("focus_hf.attention.lookup.ROWS", 1)
+    problem = make_problem(
+        seed=3, batch=1, keys=700, queries=600, num_groups=5, top_k=3, pattern=Pattern(4, 2), padding="scattered",
+        documents=False, unknown=0,
+    )  # fmt: skip
+    expected = masked_focus_attention(problem)
+    torch.testing.assert_close(focus_attention(problem, path="lookup"), expected, rtol=1e-9, atol=1e-9)
+
+
+def test_blocks_of_readers_hold_each_once_and_little_else() -> None:
+    torch.manual_seed(0)
+    query, group = (torch.rand(300, 6) < 0.4).nonzero(as_tuple=True)
+    readers = Readers(query, group, torch.randint(1, 50, query.shape))
+    edges = torch.arange(0, 350, 50)
+    blocks = make_blocks(readers, edges, size=16)
+    found = blocks.readers.flatten()[blocks.slots]
+    assert torch.equal(found, torch.arange(len(query)))
+    assert blocks.num_keys == sorted(blocks.num_keys, reverse=True)
+    for row, start, most in zip(blocks.readers, blocks.start, blocks.num_keys, strict=True):
+        assert set(edges[readers.group[row]].tolist()) == {int(start)}
+        assert int(readers.limits[row[-1]]) == most
+    some = list(calls(blocks.num_keys, row_size=16))
+    assert [i for part in some for i in range(part.start, part.stop)] == list(range(len(blocks.num_keys)))
 
 
 def test_reading_ones_own_group_is_symmetric_routing() -> None:
