@@ -53,7 +53,8 @@ def _near_or_shared(who: WhoAttends, classes: Sequence[HeadClass], reads: Tensor
     in_order = [patterns[head] for head in sorted(patterns)]
     windows = _column(tuple(pattern.local_window for pattern in in_order), who.positions)
     starts = tuple(pattern.dense_below for pattern in in_order)
-    dense_below = _column(starts, who.positions) if max(starts) > _least_position(who) else None
+    some_early = max(starts) > _least_position(who)
+    dense_below = _column(starts, who.positions) if some_early else None
     last = who.positions[:, None, _LAST]
     pairs = are_near(last, who.positions[:, None], replace(in_order[0], dense_below=0), windows, dense_below)
     for start, width, by_place in _runs(classes):
@@ -71,7 +72,7 @@ def _near_or_shared(who: WhoAttends, classes: Sequence[HeadClass], reads: Tensor
 def _least_position(who: WhoAttends) -> int:
     """What the last token's position is not below, as far as that is known without a look at it."""
     known = who.known is not None and who.known.unpadded and who.documents is None
-    return who.positions.shape[1] - 1 if known else -1
+    return who.positions.shape[1] - 1 if known else 0
 
 
 def _runs(classes: Sequence[HeadClass]) -> list[tuple[int, int, list[tuple[int, ...]]]]:

@@ -70,6 +70,7 @@ def test_the_command_counts_every_path_at_every_batch_size():
         ("launches: prefill", "shared", "biased, cpu-flash"),
         ("launches: prefill", "shared", "masked, any"),
         ("launches: prefill", "per_head", "lookup, cpu-flash"),
+        ("launches: prefill", "per_head", "biased, cpu-flash"),
         ("launches: prefill", "per_head", "masked, any"),
         ("launches: decode", "shared", "cache by groups, auto, cpu-flash"),
         ("launches: decode", "shared", "cache by groups, auto, torch-flash"),
