@@ -29,6 +29,7 @@ def scratch(name: str, size: int, like: Tensor) -> Tensor:
     key = (name, like.dtype)
     piece = _pieces.by_name.get(key)
     if piece is None or piece.numel() < size:
-        piece = torch.empty(min(size + size // 4, KEPT_SIZE), dtype=like.dtype)
+        with torch.inference_mode(False):  # or nobody could write to it outside of inference mode
+            piece = torch.empty(min(size + size // 4, KEPT_SIZE), dtype=like.dtype)
         _pieces.by_name[key] = piece
     return piece[:size]

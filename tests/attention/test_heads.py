@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -157,6 +158,21 @@ def test_readers_in_many_calls_are_the_definition(monkeypatch: pytest.MonkeyPatc
     )  # fmt: skip
     expected = masked_focus_attention(problem)
     torch.testing.assert_close(focus_attention(problem, path="lookup"), expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("path", ["lookup", "biased", "grouped"])
+def test_memory_kept_from_inference_mode_serves_outside_of_it(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("focus_hf.attention.scratch._pieces", SimpleNamespace(by_name={}))
+    problem = make_problem(
+        seed=4, batch=1, keys=300, queries=300, num_groups=4, top_k=1, pattern=Pattern(4, 2), padding="none",
+        documents=False, unknown=0,
+    )  # fmt: skip
+    if path == "grouped":
+        problem = replace(problem, who=replace(problem.who, reads=None))
+    with torch.inference_mode():
+        expected = focus_attention(problem, path=path).clone()
+    with torch.no_grad():
+        assert torch.equal(focus_attention(problem, path=path), expected)
 
 
 def test_blocks_of_readers_hold_each_once_and_little_else() -> None:
