@@ -25,7 +25,7 @@ from .plan import make_plan, sequences
 from .problem import Problem
 from .reader_blocks import ROWS, Readers, add_readers, attend_blocks, make_blocks
 
-#: Queries handled together where keys are in several groups.
+#: Queries handled together: so many where keys are in several groups, and at least so many otherwise.
 BLOCK = 256
 
 #: Numbers that the results of readers may hold before they are merged.
@@ -119,8 +119,8 @@ def _add_single(
     stride = int(place.max()) + 2
     at_key, edges = group * stride + place[keys], torch.searchsorted(group, torch.arange(num_groups + 1))
     repeat = q.shape[1] // k.shape[1]
-    each = max(1, int(who.reads[0, asking].sum(dim=-1).max())) * q.shape[1] * v.shape[-1]
-    for some in asking.split(max(BLOCK, READERS_SIZE // each)):
+    most_read = max(1, int(who.reads[0, asking].sum(dim=-1).max()))
+    for some in asking.split(max(BLOCK, READERS_SIZE // (most_read * q.shape[1] * v.shape[-1]))):
         query, own = who.reads[0, some].nonzero(as_tuple=True)
         beyond = place[some][query] - who.pattern.local_window
         limits = torch.searchsorted(at_key, own * stride + beyond) - edges[own]
