@@ -67,6 +67,23 @@ class FocusSettings:
     tokenizer_revision: str | None = field(default=None, metadata={"help": "Commit of the tokenizer (filled in)."})
     format_version: int = field(default=FORMAT_VERSION, metadata={"help": "Version of this file's format."})
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        self.__dict__.pop("_made", None)
+
+    def once(self, name: tuple[Any, ...], make: Callable[[], Any]) -> Any:
+        """What follows from the settings, made once: every layer asks at every token. Made anew when a setting was
+        given another value; tables are replaced, not changed in place.
+
+        Args:
+            name: of what is made.
+            make: makes it.
+        """
+        made = self.__dict__.setdefault("_made", {})
+        if name not in made:
+            made[name] = make()
+        return made[name]
+
     @property
     def training_sharpness(self) -> float | None:
         """Spread of the scores in training's softmax; ``None``: what the temperature makes of it."""

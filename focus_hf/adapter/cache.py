@@ -71,11 +71,12 @@ def append_memberships(layer: Any, new: Tensor, owner: object, groups_each: int 
     known = layer.group_memberships
     if known is None or layer.group_owner != owner or known.shape[0] != batch:
         known = new.new_zeros(batch, 0, num_groups)
-    known = known.to(new.device)[:, :seen]  # the cache may have been cropped since
-    unknown = new.new_ones(batch, seen - known.shape[1], num_groups)
-    like_earlier = not unknown.shape[1] and (not seen or layer.groups_each == groups_each)
+    earlier = [known.to(new.device)[:, :seen]]  # the cache may have been cropped since
+    if (unknown := seen - earlier[0].shape[1]) > 0:
+        earlier.append(new.new_ones(batch, unknown, num_groups))
+    like_earlier = not unknown and (not seen or layer.groups_each == groups_each)
     layer.groups_each = groups_each if like_earlier else None
-    layer.group_memberships = torch.cat([known, unknown, new], dim=1)
+    layer.group_memberships = torch.cat([*earlier, new], dim=1)
     layer.group_owner = owner
     return layer.group_memberships
 

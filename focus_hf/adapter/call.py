@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..attention import HeadClass, Kernel, Pattern
+from ..attention import HeadClass, HeadClasses, Kernel, Pattern
 from .packed import PagedCall
 
 
@@ -51,7 +51,7 @@ class Routing:
     cache_layer: Any = None
     in_stores: bool = False
     owner: object = None
-    classes: tuple[HeadClass, ...] | None = None
+    classes: HeadClasses | None = None
     reads: Tensor | None = None
     groups_each: int | None = None
     attention_observer: Callable[[Tensor, Tensor, float, Tensor], None] | None = None

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..attention import HeadClass, Pattern
+from ..attention import HeadClass, HeadClasses, Pattern
 from .cache import tokens_seen
 from .config import FocusConfig
 
@@ -74,11 +74,11 @@ def decide(
     """
     cached_tokens = 0 if cache_layer is None else tokens_seen(cache_layer)
     window = window_of(config, mode, width)
-    if window is not None:
-        patterns = [window]
+    if classes is None or window is not None:
+        dense_length = (window or config.pattern).dense_length
     else:
-        patterns = [config.pattern] if classes is None else [some.pattern for some in classes]
-    is_short = cached_tokens + new_tokens <= min(pattern.dense_length for pattern in patterns)
+        dense_length = HeadClasses.of(classes).dense_length
+    is_short = cached_tokens + new_tokens <= dense_length
     if mode == "soft" or (mode is None and learns):
         if classes is not None:
             raise ValueError(

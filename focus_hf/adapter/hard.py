@@ -57,14 +57,14 @@ def hard_attention(
     """
     layer, memberships, groups_each = routing.cache_layer, routing.memberships, routing.groups_each
     kernel = find_kernel(query, value) if routing.kernel is None else routing.kernel
-    if (why := kernel.unsupported(query, value)) is not None:
+    if routing.kernel is not None and (why := kernel.unsupported(query, value)) is not None:
         raise ValueError(
             f"kernel {kernel.name!r} cannot compute this attention: {why}. Choose another one, or 'auto', with "
             "focus_hf.set_routing(model, kernel=...)."
         )
     if routing.in_stores:
         total = layer.get_seq_length() + key.shape[2]
-        positions, documents, extra_mask = read_mask(mask, query.shape, total, query.device)
+        positions, documents, extra_mask = read_mask(mask, query, total)
         if scores.is_plain and extra_mask is None and documents is None:
             output = attend_stored(
                 *(layer, query, key, value, positions, memberships, scores, kernel),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .. import routing
-from ..attention import EVERYTHING, HeadClass, Pattern
+from ..attention import EVERYTHING, HeadClass, HeadClasses, Pattern, starts_of_rows
 from ..settings import HeadPattern
 from .config import FocusConfig
 
@@ -50,7 +49,7 @@ def check_heads(config: FocusConfig, num_heads: int) -> None:
             )
 
 
-def head_classes(config: FocusConfig, layer: int) -> tuple[HeadClass, ...]:
+def head_classes(config: FocusConfig, layer: int) -> HeadClasses:
     """The classes of a layer's heads, for an adapter whose heads do not all attend alike.
 
     With ``routing="per_head"`` the columns of memberships are those of each head that has centroids, in order. With
@@ -60,46 +59,30 @@ def head_classes(config: FocusConfig, layer: int) -> tuple[HeadClass, ...]:
         config: of the adapter, with ``key_value_heads``.
         layer: index of the layer.
     """
-    how = tuple(config.head_pattern(layer, head) for head in range(int(config.key_value_heads or 0)))
-    per_head = config.routing == "per_head"
-    places = config.heads_with_groups(layer) if per_head else tuple(_top_ks(how))
-    return _classes(how, places, per_head, config.num_groups, config.sink_tokens, config.dense_below)
+    made: HeadClasses = config.once(("classes", layer), lambda: _classes(config, layer))
+    return made
 
 
-@functools.cache
-def _classes(
-    how: tuple[HeadPattern, ...],
-    places: tuple[int, ...],
-    per_head: bool,
-    num_groups: int,
-    sink_tokens: int,
-    dense_below: int,
-) -> tuple[HeadClass, ...]:
-    """`head_classes`, which every call of a layer asks for.
-
-    Args:
-        how: of each head.
-        places: whose columns there are: those of these heads, or those for these numbers of groups.
-        per_head: which of the two.
-        num_groups, sink_tokens, dense_below: of the adapter.
-    """
+def _classes(config: FocusConfig, layer: int) -> HeadClasses:
     alike: dict[HeadPattern, list[int]] = {}
-    for head, own in enumerate(how):
-        alike.setdefault(own, []).append(head)
+    for head in range(int(config.key_value_heads or 0)):
+        alike.setdefault(config.head_pattern(layer, head), []).append(head)
+    per_head = config.routing == "per_head"
+    # Whose columns there are: those of these heads, or those for these numbers of groups.
+    places = list(config.heads_with_groups(layer)) if per_head else _top_ks(alike)
     classes = []
     for some, heads in alike.items():
-        pattern = Pattern(some.local_window, sink_tokens, EVERYTHING if some.attend == "everything" else dense_below)
         by_groups = some.attend == "groups"
+        dense_below = EVERYTHING if some.attend == "everything" else config.dense_below
         found = (heads if per_head else [some.top_k]) if by_groups else []
-        starts = [places.index(place) * num_groups for place in found]
-        columns = tuple(slice(start, start + num_groups) for start in starts)
+        starts = [places.index(place) * config.num_groups for place in found]
+        columns = tuple(slice(start, start + config.num_groups) for start in starts)
+        pattern = Pattern(some.local_window, config.sink_tokens, dense_below)
         classes.append(HeadClass(tuple(heads), pattern, columns, some.top_k if per_head and by_groups else 0))
-    return tuple(classes)
+    return HeadClasses(classes)
 
 
-def classes_of_part(
-    classes: Sequence[HeadClass], key_heads: int, part: tuple[int, int] | None
-) -> tuple[HeadClass, ...]:
+def classes_of_part(classes: Sequence[HeadClass], key_heads: int, part: tuple[int, int] | None) -> HeadClasses:
     """The classes of the heads that one process has of a layer whose heads are split over several.
 
     Columns stay those of all heads: every process scores all tokens for all of them, since it has the hidden states
@@ -115,7 +98,7 @@ def classes_of_part(
     """
     total = sum(len(some.kv_heads) for some in classes)
     if key_heads == total:
-        return tuple(classes)
+        return HeadClasses.of(classes)
     if part is None or key_heads * part[1] != total:
         raise ValueError(
             f"This process has {key_heads} of a layer's {total} key/value heads, and it is not known which. Split the "
@@ -130,7 +113,7 @@ def classes_of_part(
         if places:
             heads = tuple(some.kv_heads[place] - own.start for place in places)
             mine.append(replace(some, kv_heads=heads, columns=columns))
-    return tuple(mine)
+    return HeadClasses(mine)
 
 
 def shared_top_ks(config: FocusConfig, layer: int) -> list[int]:
@@ -161,7 +144,11 @@ def shared_columns(config: FocusConfig, layer: int, scores: Tensor, balance: Ten
 
 def top_ks_by_head(config: FocusConfig, layer: int) -> list[int]:
     """How many groups each head with centroids reads."""
-    return [config.head_pattern(layer, head).top_k for head in config.heads_with_groups(layer)]
+    made: list[int] = config.once(
+        ("top_ks", layer),
+        lambda: [config.head_pattern(layer, head).top_k for head in config.heads_with_groups(layer)],
+    )
+    return made
 
 
 @dataclass(frozen=True)
@@ -187,7 +174,7 @@ class HeadScores:
         reads = torch.zeros_like(self.queries, dtype=torch.bool)
         if len(set(top_ks)) == 1:
             return reads.scatter_(-1, best_first, True)
-        return reads.scatter_(-1, best_first, _first(tuple(top_ks), like=best_first).expand(best_first.shape))
+        return reads.scatter_(-1, best_first, starts_of_rows(tuple(top_ks), like=best_first).expand(best_first.shape))
 
 
 def head_scores(
@@ -209,31 +196,20 @@ def head_scores(
         temperature: ``tau``.
     """
     with routing.without_autocast(hidden_states.device.type):
-        hidden, factor = hidden_states.float().flatten(0, 1), 1.0 / temperature
+        hidden, factor = hidden_states.float(), 1.0 / temperature
         centroids = centroids.float().transpose(-1, -2)
         keys = _scores(hidden, key_projection.float(), centroids, balance.float(), factor)
         queries = _scores(hidden, query_projection.float(), centroids, query_bias.float(), factor)
-    keys, queries = (scores.unflatten(0, hidden_states.shape[:2]) for scores in (keys, queries))
     return HeadScores(keys, queries)
 
 
 def _scores(hidden: Tensor, projection: Tensor, centroids: Tensor, bias: Tensor, factor: float) -> Tensor:
-    """``(N, d)`` by ``(n, d_g, d)`` by ``(n, d_g, K)``, and ``(n, K)`` added, to ``(N, n, K)``."""
-    projected = F.linear(hidden, projection.flatten(0, 1)).unflatten(-1, projection.shape[:2])
-    return torch.baddbmm(bias[:, None], projected.transpose(0, 1), centroids, alpha=factor).transpose(0, 1)
-
-
-def _first(counts: tuple[int, ...], like: Tensor) -> Tensor:
-    """bool ``(n, largest count)``: row ``i`` starts with ``counts[i]`` that are ``True``."""
-    if type(like) is Tensor:
-        return _first_on_device(counts, like.device)
-    return torch.arange(max(counts), device=like.device) < like.new_tensor(counts)[:, None]
-
-
-@functools.cache
-def _first_on_device(counts: tuple[int, ...], device: torch.device) -> Tensor:
-    """Sent there once: a GPU would be waited for."""
-    return (torch.arange(max(counts)) < torch.tensor(counts)[:, None]).to(device)
+    """``(B, T, d)`` by ``(n, d_g, d)`` by ``(n, d_g, K)``, and ``(n, K)`` added, to ``(B, T, n, K)``."""
+    batch, length, _ = hidden.shape
+    heads, dim, _ = projection.shape
+    projected = F.linear(hidden, projection.flatten(0, 1)).view(batch * length, heads, dim)
+    scores = torch.baddbmm(bias[:, None], projected.transpose(0, 1), centroids, alpha=factor)
+    return scores.transpose(0, 1).view(batch, length, heads, -1)
 
 
 @dataclass(frozen=True)

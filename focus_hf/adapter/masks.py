@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers.masking_utils import causal_mask_function, flash_attention_mask, sdpa_mask
 
-from ..attention import EVERY, PADDING, Known, Pattern, Problem, Scores, WhoAttends
+from ..attention import EVERY, PADDING, Known, Pattern, Problem, Scores, WhoAttends, count_up
 
 
 def problem_of(
@@ -45,18 +45,16 @@ def problem_of(
         key, value = key[:, :, :seen], value[:, :, :seen]
         mask = mask[..., :seen] if mask is not None else None
         scores = scores.part(EVERY, slice(seen))
-    else:
+    elif key.shape[2] < seen or mask is not None or scores.bias is not None:
         dropped = seen - key.shape[2]
         memberships = memberships[:, dropped:]
         mask = mask[..., -key.shape[2] :] if mask is not None else None
         scores = scores.part(EVERY, slice(-key.shape[2], None))
     if (added := added_to_scores(mask)) is not None:
         scores = replace(scores, bias=added if scores.bias is None else scores.bias + added)
-    positions, documents, extra_mask = read_mask(
-        mask, query.shape, key.shape[2], query.device, dropped=dropped, is_sliding=is_sliding
-    )
+    positions, documents, extra_mask = read_mask(mask, query, key.shape[2], dropped=dropped, is_sliding=is_sliding)
     documents_each = 1 if documents is None else int((positions == 0).sum(dim=1).max())
-    known = Known(groups_each, documents_each, unpadded=mask is None)
+    known = Known(groups_each, documents_each, unpadded=mask is None, first_position=dropped)
     who = WhoAttends(pattern, positions, memberships, documents, extra_mask, known=known)
     return Problem(query, key, value, who, scores)
 
@@ -71,9 +69,8 @@ def with_reads(problem: Problem, reads: Tensor | None) -> Problem:
 
 def read_mask(
     mask: Tensor | None,
-    query_shape: torch.Size,
+    query: Tensor,
     num_keys: int,
-    device: torch.device,
     *,
     dropped: int = 0,
     is_sliding: bool = False,
@@ -82,9 +79,8 @@ def read_mask(
 
     Args:
         mask: ``None``; ``(B, S)`` with 0 for padding; or ``(B, 1 or H, Q, S)``, bool or additive (`allowed_pairs`).
-        query_shape: ``(B, H, Q, D)``; the queries are the last ``Q`` of the ``S`` tokens.
+        query: ``(B, H, Q, D)``, of the last ``Q`` of the ``S`` tokens.
         num_keys: ``S``.
-        device: of the tensors.
         dropped: older tokens that a sliding cache no longer holds.
         is_sliding: the mask is that of a sliding window.
 
@@ -93,15 +89,15 @@ def read_mask(
         ``(B, S)`` where several are packed into a row, else ``None``. And ``None`` where causality, padding and
         documents say it all, else the allowed pairs ``(B, 1 or H, Q, S)``.
     """
-    batch, num_queries = query_shape[0], query_shape[2]
-    index = torch.arange(num_keys, device=device)
+    batch, num_queries = query.shape[0], query.shape[2]
     if mask is None:
+        index = count_up(num_keys, like=query)
         return (index + dropped if dropped else index).expand(batch, num_keys), None, None
     if mask.dim() == 2:
         return _positions(mask.bool(), dropped), None, None
     allowed = allowed_pairs(mask).expand(batch, -1, -1, -1)
     real = allowed[:, 0, -1]
-    causal = causal_mask(num_queries, num_keys, device)
+    causal = causal_mask(num_queries, num_keys, query.device)
     if bool((allowed == (causal & real[:, None, None, :])).all()):
         return _positions(real, dropped), None, None
     if num_queries == num_keys and not is_sliding:

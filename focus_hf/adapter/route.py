@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .. import routing
-from ..attention import HARD_GATE, HeadClass, Pattern, WhoAttends
+from ..attention import HARD_GATE, HeadClass, HeadClasses, Pattern, WhoAttends
 from .balance import balanced_assignments
 from .cache import append_memberships, cache_layer, tokens_seen
 from .call import Routing, SoftGate
@@ -128,7 +128,7 @@ def _routing_by_class(
     hidden_states: Tensor,
     layer: Any,
     decision: Decision,
-    classes: tuple[HeadClass, ...],
+    classes: HeadClasses,
 ) -> Routing | None:
     """Inference where a layer's heads do not all attend alike. The cache remembers the columns of all classes."""
     config = router.configs[adapter_name]

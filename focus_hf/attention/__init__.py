@@ -1,6 +1,7 @@
 """Focus attention in pure torch: its definition, exact paths to compute it, soft gates for training."""
 
 from .biased import biased_focus_attention
+from .constants import count_up, starts_of_rows
 from .decode import attend_store, takes
 from .device_pages import DevicePages
 from .gated import GATES, HARD_GATE, gated_attention
@@ -11,6 +12,7 @@ from .hard_gate import credit_memberships
 from .head_class import (
     EVERYTHING,
     HeadClass,
+    HeadClasses,
     HeadRow,
     columns_by_head,
     groups_per_head,
@@ -46,6 +48,7 @@ __all__ = [
     "Accumulator",
     "DevicePages",
     "HeadClass",
+    "HeadClasses",
     "HeadRow",
     "Kernel",
     "Known",
@@ -62,6 +65,7 @@ __all__ = [
     "biased_focus_attention",
     "columns_by_head",
     "count_pairs",
+    "count_up",
     "credit_memberships",
     "find_kernel",
     "focus_attention",
@@ -81,6 +85,7 @@ __all__ = [
     "pairs_by_head",
     "read_classes",
     "share_a_group",
+    "starts_of_rows",
     "takes",
     "write_classes",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -33,6 +34,57 @@ class HeadClass:
     top_k: int = 0
 
 
+class HeadClasses(tuple[HeadClass, ...]):
+    """The classes of a layer's heads: together they have each key/value head once.
+
+    A tuple that works out once what follows from it, since every layer asks at every token.
+    """
+
+    @classmethod
+    def of(cls, classes: Sequence[HeadClass]) -> HeadClasses:
+        """Any classes as these."""
+        return classes if isinstance(classes, cls) else cls(classes)
+
+    @cached_property
+    def patterns(self) -> tuple[Pattern, ...]:
+        """Of each key/value head, by its number."""
+        by_head = {head: some.pattern for some in self for head in some.kv_heads}
+        return tuple(by_head[head] for head in sorted(by_head))
+
+    @cached_property
+    def rows(self) -> tuple[HeadRow, ...]:
+        """What a cache needs to know about each head, by its number."""
+        rows: dict[int, HeadRow] = {}
+        for some in self:
+            everything = some.pattern.dense_below == EVERYTHING
+            row = HeadRow(
+                some.pattern.local_window, forgets=not some.columns and not everything, everything=everything
+            )
+            rows |= dict.fromkeys(some.kv_heads, row)
+        return tuple(rows[head] for head in sorted(rows))
+
+    @cached_property
+    def dense_length(self) -> int:
+        """Sequences of at most this many tokens are dense attention in all heads."""
+        return min(pattern.dense_length for pattern in self.patterns)
+
+    @cached_property
+    def runs(self) -> list[tuple[int, int, list[tuple[int, ...]]]]:
+        """Columns of groups that adjoin: where they start, groups in each, and the heads whose they are."""
+        found = []
+        for some in self:
+            heads = [some.kv_heads] if len(some.columns) == 1 else [(head,) for head in some.kv_heads]
+            found += [(columns.start, columns.stop, own) for columns, own in zip(some.columns, heads, strict=False)]
+        runs: list[tuple[int, int, list[tuple[int, ...]]]] = []
+        for start, stop, own in sorted(found):
+            first, width, by_place = runs[-1] if runs else (0, 0, [])
+            if width == stop - start and first + width * len(by_place) == start:
+                by_place.append(own)
+            else:
+                runs.append((start, stop - start, [own]))
+        return runs
+
+
 @dataclass(frozen=True)
 class HeadRow:
     """How a key/value head attends that is a row of its own.
@@ -60,7 +112,7 @@ def write_classes(classes: Sequence[HeadClass] | None) -> list[int]:
     return numbers
 
 
-def read_classes(numbers: Sequence[int]) -> tuple[HeadClass, ...] | None:
+def read_classes(numbers: Sequence[int]) -> HeadClasses | None:
     """What `write_classes` wrote."""
     classes, rest = [], iter(numbers)
     for num_heads in rest:
@@ -68,17 +120,12 @@ def read_classes(numbers: Sequence[int]) -> tuple[HeadClass, ...] | None:
         pattern, top_k = Pattern(next(rest), next(rest), next(rest)), next(rest)
         columns = tuple(slice(next(rest), next(rest)) for _ in range(next(rest)))
         classes.append(HeadClass(heads, pattern, columns, top_k))
-    return tuple(classes) or None
+    return HeadClasses(classes) if classes else None
 
 
 def head_rows(classes: Sequence[HeadClass]) -> tuple[HeadRow, ...]:
     """What a cache needs to know about each head, by its number (`store.GroupedStore`)."""
-    rows: dict[int, HeadRow] = {}
-    for some in classes:
-        everything = some.pattern.dense_below == EVERYTHING
-        row = HeadRow(some.pattern.local_window, forgets=not some.columns and not everything, everything=everything)
-        rows |= dict.fromkeys(some.kv_heads, row)
-    return tuple(rows[head] for head in sorted(rows))
+    return HeadClasses.of(classes).rows
 
 
 def groups_per_head(classes: Sequence[HeadClass]) -> int:

@@ -40,12 +40,14 @@ class Known:
         documents_each: packed into a row, at most.
         unpadded: no token is padding.
         reads_each: every query reads exactly this many groups; ``None`` if that is not known.
+        first_position: of a row's first token, where nothing is padding.
     """
 
     groups_each: int | None
     documents_each: int = 1
     unpadded: bool = False
     reads_each: int | None = None
+    first_position: int = 0
 
 
 @dataclass(frozen=True)
@@ -171,14 +173,14 @@ def distant_pairs(who: WhoAttends, rows: slice = EVERY, columns: slice = EVERY) 
 def share_a_group(a: Tensor, b: Tensor) -> Tensor:
     """Whether tokens have a group in common: ``(..., Q, K)`` and ``(..., S, K)`` bool to ``(..., Q, S)`` bool."""
     if a.shape[-2] == 1 and _in_words(a) and _in_words(b):
-        met = (a.view(torch.int64) & b.view(torch.int64)) != 0
-        return (met.squeeze(-1) if met.shape[-1] == 1 else met.any(dim=-1))[..., None, :]
+        met = a.view(torch.int64) & b.view(torch.int64)  # not negative: a byte is 0 or 1
+        return ((met.squeeze(-1) if met.shape[-1] == 1 else met.amax(dim=-1)) != 0)[..., None, :]
     return torch.matmul(a.float(), b.float().transpose(-1, -2)) > 0
 
 
 def _in_words(groups: Tensor) -> bool:
     """Whether eight groups at a time can be looked at as one integer: a third of the time for one query."""
-    strides = (groups.shape[-1], groups.storage_offset(), *groups.stride()[:-1])
+    strides = (groups.shape[-1] or 1, groups.storage_offset(), *groups.stride()[:-1])
     return groups.dtype == torch.bool and groups.stride(-1) == 1 and not any(number % 8 for number in strides)
 
 

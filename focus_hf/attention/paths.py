@@ -19,6 +19,7 @@ from .grouped import grouped_focus_attention
 from .kernels import Kernel, find_kernel, triton_missing
 from .lookup import lookup_focus_attention
 from .masked import masked_focus_attention
+from .one_query import attend_one_query
 from .problem import Problem
 
 PATHS = ("auto", "grouped", "biased", "lookup", "masked")
@@ -50,11 +51,15 @@ def focus_attention(problem: Problem, *, path: str = "auto", kernel: Kernel | No
         from .kernels.triton_lookup import BLOCK_QUERIES, lookup_forward  # needs Triton
 
         return device_lookup_attention(problem, backend, lookup_forward, BLOCK_QUERIES)
+    if path == "auto" and problem.num_queries == 1 and problem.who.reads is None:
+        return attend_one_query(problem)
     return masked_focus_attention(problem)
 
 
 def choose_path(problem: Problem, path: str = "auto", kernel: Kernel | None = None) -> str:
     """The path that `focus_attention` takes."""
+    if path == "auto" and problem.num_queries == 1 and problem.num_keys <= _FEW_KEYS:
+        return "masked"
     usable = _usable_paths(problem, kernel)
     if path == "masked" or path in usable:
         return path
@@ -129,6 +134,9 @@ def _group_sizes(problem: Problem) -> list[float]:
 
 #: A kernel call and what surrounds it, in pairs.
 _CALL = 10_000.0
+
+#: One new token reads this many keys sooner than another path has made its calls (`_cost`).
+_FEW_KEYS = int(3 * _CALL)
 
 #: Share of the lookup path's work that further threads do not help with, as they do dense attention.
 _SERIAL = 0.55

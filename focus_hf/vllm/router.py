@@ -10,7 +10,7 @@ from torch import Tensor
 from .. import routing
 from ..adapter import FocusConfig
 from ..adapter.heads import classes_of_part, head_classes, head_scores, shared_columns, top_ks_by_head
-from ..attention import EVERYTHING, HeadClass, Pattern
+from ..attention import EVERYTHING, HeadClasses, Pattern
 
 
 class LayerRouter:
@@ -36,7 +36,7 @@ class LayerRouter:
         self.layer = layer
         self.tensors = tensors
         self.pattern, self.top_k = config.pattern, config.top_k
-        self.classes: tuple[HeadClass, ...] | None = None if config.plain else head_classes(config, layer)
+        self.classes: HeadClasses | None = None if config.plain else head_classes(config, layer)
         if self.classes is not None and kv_heads is not None:
             self.classes = classes_of_part(self.classes, kv_heads, part)
 
@@ -73,7 +73,7 @@ class NoRouter:
     """A layer that the adapter leaves alone: it attends to everything."""
 
     pattern = Pattern(local_window=0, sink_tokens=0, dense_below=EVERYTHING)
-    classes: tuple[HeadClass, ...] | None = None
+    classes: HeadClasses | None = None
     top_k = 0
 
     def columns(self, hidden_states: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -1,0 +1,70 @@
+"""Small tensors that follow from numbers alone, made once for each device: every layer asks for them at every token,
+and a GPU would be waited for if they were sent there each time. None of them may be written to.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch import Tensor
+
+
+def count_up(length: int, like: Tensor) -> Tensor:
+    """``0, 1, 2 ...``: int64 ``(length,)``."""
+    if not _keeps(like):
+        return torch.arange(length, device=like.device)
+    return _count_up(_room_for(length), like.device)[:length]
+
+
+def column(numbers: tuple[int, ...], like: Tensor) -> Tensor:
+    """int64 ``(numbers, 1)``."""
+    return _column(numbers, like.device) if _keeps(like) else like.new_tensor(numbers, dtype=torch.long)[:, None]
+
+
+def starts_of_rows(counts: tuple[int, ...], like: Tensor) -> Tensor:
+    """The first so many columns of each row: bool ``(counts, largest count)``."""
+    if not _keeps(like):
+        return torch.arange(max(counts), device=like.device) < column(counts, like)
+    return _starts_of_rows(counts, like.device)
+
+
+def ends_of_rows(counts: tuple[int, ...], length: int, like: Tensor) -> Tensor:
+    """The last so many columns of each row: bool ``(counts, length)``."""
+    if not _keeps(like):
+        return torch.arange(length, device=like.device) >= length - column(counts, like)
+    room = _room_for(length)
+    return _ends_of_rows(counts, room, like.device)[:, room - length :]
+
+
+def _keeps(like: Tensor) -> bool:
+    """Not while a graph is traced, whose tensors mean nothing later."""
+    return type(like) is Tensor and not torch.compiler.is_compiling()
+
+
+def _room_for(length: int) -> int:
+    return 1 << max(length - 1, 0).bit_length()
+
+
+@functools.lru_cache(maxsize=64)
+def _count_up(length: int, device: torch.device) -> Tensor:
+    with torch.inference_mode(False):  # or it could be used there only
+        return torch.arange(length, device=device)
+
+
+@functools.lru_cache(maxsize=1024)
+def _column(numbers: tuple[int, ...], device: torch.device) -> Tensor:
+    with torch.inference_mode(False):
+        return torch.tensor(numbers)[:, None].to(device)
+
+
+@functools.lru_cache(maxsize=1024)
+def _starts_of_rows(counts: tuple[int, ...], device: torch.device) -> Tensor:
+    with torch.inference_mode(False):
+        return (torch.arange(max(counts)) < torch.tensor(counts)[:, None]).to(device)
+
+
+@functools.lru_cache(maxsize=256)
+def _ends_of_rows(counts: tuple[int, ...], length: int, device: torch.device) -> Tensor:
+    with torch.inference_mode(False):
+        return (torch.arange(length) >= length - torch.tensor(counts)[:, None]).to(device)
