@@ -1,5 +1,6 @@
-"""Small tensors that follow from numbers alone, made once for each device: every layer asks for them at every token,
-and a GPU would be waited for if they were sent there each time. None of them may be written to.
+"""Small tensors that follow from numbers alone, made once for each device: every layer asks for them at every token.
+
+They are made on the device, which would be waited for if they were sent there. None of them may be written to.
 """
 
 from __future__ import annotations
@@ -55,16 +56,16 @@ def _count_up(length: int, device: torch.device) -> Tensor:
 @functools.lru_cache(maxsize=1024)
 def _column(numbers: tuple[int, ...], device: torch.device) -> Tensor:
     with torch.inference_mode(False):
-        return torch.tensor(numbers)[:, None].to(device)
+        return torch.cat([torch.full((1, 1), number, device=device) for number in numbers])
 
 
 @functools.lru_cache(maxsize=1024)
 def _starts_of_rows(counts: tuple[int, ...], device: torch.device) -> Tensor:
     with torch.inference_mode(False):
-        return (torch.arange(max(counts)) < torch.tensor(counts)[:, None]).to(device)
+        return torch.arange(max(counts), device=device) < _column(counts, device)
 
 
 @functools.lru_cache(maxsize=256)
 def _ends_of_rows(counts: tuple[int, ...], length: int, device: torch.device) -> Tensor:
     with torch.inference_mode(False):
-        return (torch.arange(length) >= length - torch.tensor(counts)[:, None]).to(device)
+        return torch.arange(length, device=device) >= length - _column(counts, device)

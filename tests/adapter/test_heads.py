@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from transformers import AutoModelForCausalLM, DynamicCache
 
 import focus_hf
 from focus_hf.adapter import focus_layers, hard, observe_routing, stored
+from focus_hf.adapter.heads import head_classes, top_ks_by_head
 from focus_hf.attention import TokensGone, store
 from focus_hf.bench.stand_in import FlashStandIn
 from tests.families import FAMILIES, INTERLEAVED, WINDOW, base_model, focus_config, logits, token_ids
@@ -242,3 +244,26 @@ def test_compiled_is_eager() -> None:
 def test_interleaved_families_are_routed_in_their_full_layers_only() -> None:
     for family in INTERLEAVED:
         assert [layer.layer_idx for layer in focus_layers(heads_model(family))] == [1, 3]
+
+
+def test_what_follows_from_settings_follows_their_changes() -> None:
+    """It is made once, and anew for each setting that is given another value."""
+    everything = {name: {"attend": "everything"} for name in PATTERNS}
+    model = heads_model("llama", budgets={"1.0": everything, "0.3": PATTERNS})
+    config = focus_layers(model)[0].routing_config
+    seen = [head_classes(config, 1)]
+    assert head_classes(config, 1) is seen[0] and top_ks_by_head(config, 1) is top_ks_by_head(config, 1)
+    for change in (
+        lambda: focus_hf.set_routing(model, pairs=1.0),
+        lambda: focus_hf.set_routing(model, pairs=0.3),
+        lambda: focus_hf.set_routing(model, top_k=3),
+        lambda: setattr(config, "sink_tokens", 1),
+        lambda: setattr(config, "dense_below", 9),
+    ):
+        change()
+        fresh = copy.deepcopy(config)
+        fresh.__dict__.pop("_made", None)
+        assert head_classes(config, 1) == head_classes(fresh, 1) != seen[-1]
+        assert top_ks_by_head(config, 1) == top_ks_by_head(fresh, 1)
+        seen.append(head_classes(config, 1))
+    assert "_made" not in config.to_dict() and copy.deepcopy(config) == config

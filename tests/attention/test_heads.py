@@ -311,3 +311,31 @@ def test_one_new_token_is_the_definition(
         problem = replace(problem, who=replace(who, reads=None))
     expected = attend_by_class(problem, classes, path="masked")
     torch.testing.assert_close(attend_one_query(problem, classes, reads), expected, rtol=1e-10, atol=1e-10)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**20),
+    keys=st.integers(1, 80),
+    first=st.integers(0, 9),
+    pattern=st.builds(Pattern, st.integers(0, 30), st.integers(0, 6), st.sampled_from([0, 20, 60])),
+    num_groups=st.sampled_from([0, 3, 8, 16]),
+    is_known=st.booleans(),
+)
+def test_one_new_token_of_heads_that_attend_alike_is_the_definition(
+    seed: int, keys: int, first: int, pattern: Pattern, num_groups: int, is_known: bool
+) -> None:
+    """Rows may start at a later position, as in a cache that has dropped the oldest tokens."""
+    generator = torch.Generator().manual_seed(seed)
+    query = torch.randn(2, 6, 1, 8, generator=generator, dtype=torch.float64)
+    key, value = (torch.randn(2, 3, keys, 8, generator=generator, dtype=torch.float64) for _ in range(2))
+    groups = torch.rand(2, keys, num_groups, generator=generator) < 0.2
+    positions = (torch.arange(keys) + first).expand(2, keys)
+    known = Known(None, unpadded=True, first_position=first) if is_known else None
+    problem = Problem(query, key, value, WhoAttends(pattern, positions, groups, known=known), Scores(0.3))
+    with torch.inference_mode():  # what is kept from here serves outside of it
+        inside = attend_one_query(problem)
+    expected = masked_focus_attention(problem)
+    torch.testing.assert_close(attend_one_query(problem), expected, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(inside, expected, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(focus_attention(problem), expected, rtol=1e-10, atol=1e-10)
