@@ -24,13 +24,23 @@ Table = dict[str, dict[Option, Cost]]
 Patterns = dict[str, dict[str, Any]]
 
 
-def cost_table(fitted: Mapping[int, LayerFit], length: int) -> Table:
-    """The costs of all heads at one length; everything costs nothing in predictions, and all pairs."""
-    return {
-        f"{layer}.{head}": {**costs, EVERYTHING: Cost(0.0, 1.0)}
-        for layer, fit in sorted(fitted.items())
-        for head, costs in enumerate(fit.costs[length])
-    }
+def cost_table(fitted: Mapping[int, LayerFit], length: int, recall: float = 0.0) -> Table:
+    """The costs of all heads at one length; everything costs nothing in predictions, and all pairs.
+
+    Args:
+        fitted: by layer.
+        length: of the windows on which they were measured.
+        recall: share of tokens that are taken to recall what stands far back: so much of what an option does to recall
+            is added to its loss.
+    """
+    table: Table = {}
+    for layer, fit in sorted(fitted.items()):
+        for head, costs in enumerate(fit.costs[length]):
+            if recall:
+                of_recall = fit.recall[length][head]
+                costs = {o: Cost(cost.loss + recall * of_recall[o].loss, cost.pairs) for o, cost in costs.items()}
+            table[f"{layer}.{head}"] = {**costs, EVERYTHING: Cost(0.0, 1.0)}
+    return table
 
 
 @dataclass(frozen=True)

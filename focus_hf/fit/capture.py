@@ -23,6 +23,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from ..adapter.interface import focus_attention_forward
 from ..adapter.masks import added_to_scores
 from ..evaluate.modes import device_of
+from .recall import slope_of_recall
 from .store import write
 
 _CAPTURE = "focus_capture"
@@ -44,6 +45,7 @@ def capture(
     *,
     rows: int,
     seed: int,
+    copied: Mapping[int, Tensor] | None = None,
     checkpointing: bool = False,
     tick: Callable[[], None] = lambda: None,
 ) -> None:
@@ -56,6 +58,8 @@ def capture(
         folder: to write into, see `store.read`.
         rows: queries to keep of each window.
         seed: of the sampled targets and queries.
+        copied: for windows with copies, by number, which of their tokens are copied: of these windows gradients are
+            those of recall, see `recall.slope_of_recall`.
         checkpointing: compute a layer's activations again in the backward pass instead of keeping them.
         tick: called after each window.
     """
@@ -69,19 +73,26 @@ def capture(
             positions = sampled_positions(len(window), rows, generator)
             recorder = _Recorder(layers, positions, partial(write, folder, number))
             with recorder:
-                _backward_from_sampled_targets(model, window, generator)
+                _backward(model, window, (copied or {}).get(number), generator)
             recorder.finish()
             tick()
 
 
-def _backward_from_sampled_targets(model: Any, window: Tensor, generator: torch.Generator) -> None:
-    device = device_of(model)
-    logits = model(input_ids=window[None].to(device), use_cache=False).logits
+def _backward(model: Any, window: Tensor, copied: Tensor | None, generator: torch.Generator) -> None:
+    logits = model(input_ids=window[None].to(device_of(model)), use_cache=False).logits
     with torch.no_grad():
-        slope = torch.softmax(logits[0].float(), dim=-1)
-        targets = torch.multinomial(slope.cpu(), 1, generator=generator).to(device)
-        slope.neg_().scatter_add_(1, targets, torch.ones_like(targets, dtype=slope.dtype))  # of log p(y) by the logits
+        if copied is None:
+            slope = _slope_of_sampled_targets(logits[0].float(), generator)
+        else:
+            slope = slope_of_recall(logits[0].float(), window, copied, generator)
     logits.backward(slope[None].to(logits.dtype))
+
+
+def _slope_of_sampled_targets(logits: Tensor, generator: torch.Generator) -> Tensor:
+    """Gradient by the logits of the log-probability of targets drawn from them: ``(T, V)``."""
+    slope = torch.softmax(logits, dim=-1)
+    targets = torch.multinomial(slope.cpu(), 1, generator=generator).to(slope.device)
+    return slope.neg_().scatter_add_(1, targets, torch.ones_like(targets, dtype=slope.dtype))
 
 
 class _Recorder:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +30,13 @@ class LayerFit:
     Args:
         routers: of all its KV heads; ``None`` if groups were not wanted.
         costs: by the length of the windows on which they were measured.
+        recall: likewise, what options do to recall: half the mean square by which log-odds of recalled tokens change,
+            for each of them (see `recall`); for the lengths for which it was wanted.
     """
 
     routers: Routers | None
     costs: dict[int, Costs]
+    recall: dict[int, Costs] = field(default_factory=dict)
 
 
 def fit_layer(
@@ -42,6 +45,8 @@ def fit_layer(
     measure_on: Mapping[int, Sequence[int]],
     recipe: FitRecipe,
     seed: int,
+    recall_on: Mapping[int, Sequence[int]] | None = None,
+    fitted: LayerFit | None = None,
 ) -> LayerFit:
     """Fit one layer.
 
@@ -51,13 +56,20 @@ def fit_layer(
         measure_on: by length, the numbers of the windows to measure costs on.
         recipe: how.
         seed: of this layer.
+        recall_on: likewise, numbers of the windows with copies.
+        fitted: the layer, if all that is missing is what options do to recall.
     """
+
+    def costs_on(places: Mapping[int, Sequence[int]], routers: Routers | None) -> dict[int, Costs]:
+        return {length: measure(map(read, numbers), routers, recipe, length) for length, numbers in places.items()}
+
+    if fitted is not None:
+        return replace(fitted, recall=fitted.recall | costs_on(recall_on or {}, fitted.routers))
     routers = None
     if recipe.groups:
         generator = torch.Generator().manual_seed(seed)
         routers = fit_routers([read(number) for number in fit_on], recipe, generator)
-    costs = {length: measure(map(read, numbers), routers, recipe, length) for length, numbers in measure_on.items()}
-    return LayerFit(routers, costs)
+    return LayerFit(routers, costs_on(measure_on, routers), costs_on(recall_on or {}, routers))
 
 
 @torch.no_grad()
@@ -98,11 +110,23 @@ def save_layer(fit: LayerFit, path: Path, made_from: str) -> None:
         made_from: what stands for the text, the model and the recipe.
     """
     tensors = {} if fit.routers is None else {f.name: getattr(fit.routers, f.name) for f in fields(Routers)}
-    costs = {
+    notes = {"costs": _written(fit.costs), "recall": _written(fit.recall), "made_from": made_from}
+    write_atomically(path, save(tensors, metadata=notes))
+
+
+def _written(costs: Mapping[int, Costs]) -> str:
+    numbers = {
         length: [[[o.local_window, o.top_k, c.loss, c.pairs] for o, c in of_head.items()] for of_head in heads]
-        for length, heads in fit.costs.items()
+        for length, heads in costs.items()
     }
-    write_atomically(path, save(tensors, metadata={"costs": json.dumps(costs), "made_from": made_from}))
+    return json.dumps(numbers)
+
+
+def _read(written: str) -> dict[int, Costs]:
+    return {
+        int(length): [{Option(w, k): Cost(loss, pairs) for w, k, loss, pairs in of_head} for of_head in heads]
+        for length, heads in json.loads(written).items()
+    }
 
 
 def load_layer(path: Path, made_from: str) -> LayerFit | None:
@@ -115,10 +139,7 @@ def load_layer(path: Path, made_from: str) -> LayerFit | None:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         if notes.get("made_from") != made_from:
             return None
-        costs = {
-            int(length): [{Option(w, k): Cost(loss, pairs) for w, k, loss, pairs in of_head} for of_head in heads]
-            for length, heads in json.loads(notes["costs"]).items()
-        }
-        return LayerFit(Routers(**tensors) if tensors else None, costs)
+        routers = Routers(**tensors) if tensors else None
+        return LayerFit(routers, _read(notes["costs"]), _read(notes.get("recall", "{}")))
     except (SafetensorError, KeyError, TypeError, ValueError):
         return None  # cut short or of another version: it is fitted again

@@ -53,6 +53,10 @@ class FitRecipe:
     pairs: list[float] = _several("Share of the pairs that may be attended; may be repeated. [default: 0.25]")
     at: list[int] = _several("Length at which a budget holds, one or one for each; seq_len by default.")
     headroom: float = _option("Share of a budget that is not planned with, for text with less even groups.", 0.0)
+    recall: list[float] = _several(
+        "Share of tokens taken to recall what stands far back, such as 0.01: heads that find it get more pairs. "
+        "One, or one for each budget. [default: 0]"
+    )
     groups: bool = _option(
         "Groups of each head's own; without them heads have windows, or attend to everything.", True
     )
@@ -78,13 +82,16 @@ class FitRecipe:
     overwrite: bool = _option("Replace an adapter that is in output_dir.", False)
 
     def __post_init__(self) -> None:
-        for name in ("train_file", "pairs", "at"):
+        for name in ("train_file", "pairs", "at", "recall"):
             value = getattr(self, name)
             setattr(self, name, list(value) if isinstance(value, list | tuple) else [value])
         self.pairs = self.pairs or [0.25]
         self.at = self.at or [self.seq_len]
         if len(self.at) == 1:
             self.at = self.at * len(self.pairs)
+        self.recall = self.recall or [0.0]
+        if len(self.recall) == 1:
+            self.recall = self.recall * len(self.pairs)
         self.validate()
 
     def validate(self) -> None:
@@ -94,6 +101,9 @@ class FitRecipe:
         for share in self.pairs:
             if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
                 raise ValueError(f"pairs is a share of all pairs, above 0 and at most 1; got {share!r}.")
+        for share in self.recall:
+            if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
+                raise ValueError(f"recall is a share of tokens, from 0 to 1; got {share!r}.")
         if isinstance(self.headroom, bool) or not isinstance(self.headroom, int | float) or not 0 <= self.headroom < 1:
             raise ValueError(f"headroom is a share of a budget, at least 0 and below 1; got {self.headroom!r}.")
         if len({f"{share:.4f}" for share in self.pairs}) < len(self.pairs):
@@ -101,6 +111,10 @@ class FitRecipe:
         if len(self.at) != len(self.pairs):
             raise ValueError(
                 f"at gives {len(self.at)} lengths for {len(self.pairs)} budgets: give one, or one for each."
+            )
+        if len(self.recall) != len(self.pairs):
+            raise ValueError(
+                f"recall gives {len(self.recall)} shares for {len(self.pairs)} budgets: give one, or one for each."
             )
         for length in (*self.at, self.seq_len):
             check_integer("at", length, 2)
@@ -117,6 +131,11 @@ class FitRecipe:
     def lengths(self) -> list[int]:
         """Lengths at which costs are measured."""
         return sorted(set(self.at))
+
+    @property
+    def recall_lengths(self) -> list[int]:
+        """Those at which it is measured, too, what the options do to recall."""
+        return sorted({length for length, share in zip(self.at, self.recall, strict=True) if share})
 
     def options(self, length: int) -> list[Option]:
         """The ways for a head to attend at a length that are measured, besides everything."""

@@ -7,7 +7,7 @@ import json
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -35,6 +35,7 @@ from ..train.outcome import replace_sample, write_records
 from .assemble import Budget, Table, add_adapter, choose_budget, cost_table, round_to_half
 from .capture import capture
 from .layer import LayerFit, fit_layer, load_layer, save_layer
+from .recall import with_copies
 from .recipe import FitRecipe
 from .store import bytes_per_window, read
 from .windows import spread_windows
@@ -68,11 +69,17 @@ class FitResult:
 
 @dataclass(frozen=True)
 class _Windows:
-    """Token ids by number, and what they are for."""
+    """Token ids by number, and what they are for; of those with copies, which of their tokens are copied."""
 
     ids: dict[int, Tensor]
     fit_on: list[int]
     measure_on: dict[int, list[int]]
+    recall_on: dict[int, list[int]]
+    copied: dict[int, Tensor]
+
+    def for_recall(self) -> _Windows:
+        """Those with copies alone."""
+        return _Windows({number: self.ids[number] for number in self.copied}, [], {}, self.recall_on, self.copied)
 
 
 def fit(
@@ -121,10 +128,13 @@ def fit(
     missing = {layer: module for layer, module in targets.items() if layer not in fitted}
     shown = Progress(disable=True) if progress is None else progress
     fitted |= dict(_fit_layers(model, missing, windows, recipe, made_from, shown))
+    if partly := {layer: fit for layer, fit in fitted.items() if not set(recipe.recall_lengths) <= set(fit.recall)}:
+        others = {layer: targets[layer] for layer in partly}
+        fitted |= dict(_fit_layers(model, others, windows.for_recall(), recipe, made_from, shown, partly))
     tables = {length: cost_table(fitted, length) for length in recipe.lengths}
-    wanted = zip(recipe.pairs, recipe.at, strict=True)
     budgets = [
-        choose_budget(tables[length], share, length, recipe.uniform, recipe.headroom) for share, length in wanted
+        choose_budget(cost_table(fitted, length, recall), share, length, recipe.uniform, recipe.headroom)
+        for share, length, recall in zip(recipe.pairs, recipe.at, recipe.recall, strict=True)
     ]
     config.head_patterns = budgets[0].patterns
     if len(budgets) > 1:
@@ -175,8 +185,14 @@ def _choose_windows(texts: Sequence[Texts], tokenizer: Any, recipe: FitRecipe) -
     for length in recipe.lengths:
         measure_on[length] = list(range(len(lengths), len(lengths) + recipe.cost_windows))
         lengths += [length] * recipe.cost_windows
-    ids = spread_windows(texts, tokenizer, lengths, recipe.seed)
-    return _Windows(dict(enumerate(ids)), list(range(recipe.windows)), measure_on)
+    ids = dict(enumerate(spread_windows(texts, tokenizer, lengths, recipe.seed)))
+    recall_on, copied = {}, {}
+    for length in recipe.recall_lengths:
+        recall_on[length] = list(range(len(ids), len(ids) + recipe.cost_windows))
+        for number, source in zip(recall_on[length], measure_on[length], strict=True):
+            generator = torch.Generator().manual_seed(recipe.seed * 1_000_003 + number)
+            ids[number], copied[number] = with_copies(ids[source], generator)
+    return _Windows(ids, list(range(recipe.windows)), measure_on, recall_on, copied)
 
 
 def _made_from(recipe: FitRecipe, texts: Sequence[Texts], commit: str | None) -> str:
@@ -212,8 +228,19 @@ def _fit_layers(
     recipe: FitRecipe,
     made_from: str,
     progress: Progress,
+    fitted: Mapping[int, LayerFit] | None = None,
 ) -> Iterator[tuple[int, LayerFit]]:
-    """Fit layers and keep each; as many are captured at once as there is room for."""
+    """Fit layers and keep each; as many are captured at once as there is room for.
+
+    Args:
+        model: the base model.
+        targets: attention modules to fit, by number.
+        windows: to look at.
+        recipe: how.
+        made_from: see `_made_from`.
+        progress: shows how far it is.
+        fitted: the layers, if all that is missing is what options do to recall.
+    """
     passes = list(_passes(sorted(targets), model.config, windows, recipe))
     seen = progress.add_task("running windows of text", total=len(passes) * len(windows.ids))
     done = progress.add_task("fitting layers", total=len(targets))
@@ -227,12 +254,15 @@ def _fit_layers(
                 folder,
                 rows=recipe.rows,
                 seed=recipe.seed,
+                copied=windows.copied,
                 checkpointing=recipe.gradient_checkpointing,
                 tick=partial(progress.advance, seen),
             )
             for layer in layers:
                 reader = partial(read, folder, layer=layer)
-                found = fit_layer(reader, windows.fit_on, windows.measure_on, recipe, seed=recipe.seed + layer)
+                numbers = windows.fit_on, windows.measure_on
+                known = None if fitted is None else fitted[layer]
+                found = fit_layer(reader, *numbers, recipe, recipe.seed + layer, windows.recall_on, known)
                 save_layer(found, _layer_file(recipe, layer), made_from)
                 progress.update(done, advance=1, description=f"fitting layers (layer {layer})")
                 yield layer, found
@@ -259,6 +289,7 @@ def _facts(recipe: FitRecipe, texts: Sequence[Texts], seconds: float) -> dict[st
         "windows": f"{recipe.windows} of {recipe.seq_len} tokens",
         "windows for costs": f"{recipe.cost_windows} for each length",
         "pairs": ", ".join(budgets),
+        "recall": ", ".join(f"{share:.2%}" for share in recipe.recall) if any(recipe.recall) else "not considered",
         "headroom": f"{recipe.headroom:.0%}",
         "heads": "alike" if recipe.uniform else "each by its costs",
         "seed": recipe.seed,

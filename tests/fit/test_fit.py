@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 from peft import AutoPeftModelForCausalLM, PeftModel
+from safetensors import safe_open
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
@@ -19,9 +20,11 @@ from focus_hf.cli import app, load_commands
 from focus_hf.evaluate.perplexity import attended_share
 from focus_hf.evaluate.sample import take_sample
 from focus_hf.fit import FitRecipe, fit
+from focus_hf.fit.assemble import cost_table
 from focus_hf.fit.budget import choose, total_loss
+from focus_hf.fit.capture import capture
 from focus_hf.fit.costs import EVERYTHING, Cost, Option
-from focus_hf.fit.layer import fit_layer
+from focus_hf.fit.layer import fit_layer, load_layer
 from focus_hf.fit.store import LayerWindow
 from focus_hf.fit.windows import spread_windows
 from focus_hf.records import TokenSample, check_adapter, load_results, save_results
@@ -245,9 +248,37 @@ def test_headroom_is_not_planned_with(fitted, tiny, tmp_path):
     assert load_results(out).training["headroom"] == "20%"
 
 
+def test_recall_is_measured_beside_costs_and_counts_as_much_as_was_said(tiny, tmp_path, monkeypatch):
+    """A fit that is gone on with measures what is missing, on the windows with copies alone, and is the same then."""
+    once = fit(recipe(tiny, tmp_path / "once", pairs=[0.5, 0.4], recall=[0.0, 0.2]))
+    out = tmp_path / "later"
+    first = fit(recipe(tiny, out, pairs=[0.5, 0.4]))
+    seen = []
+
+    def counting(model, layers, windows, *args, **options):
+        seen.append((sorted(windows), sorted(options["copied"])))
+        capture(model, layers, windows, *args, **options)
+
+    monkeypatch.setattr("focus_hf.fit.run.capture", counting)
+    later = fit(recipe(tiny, out, pairs=[0.5, 0.4], recall=[0.0, 0.2], resume=True))
+    assert seen == [([6, 7], [6, 7])]  # after four windows to fit to and two for costs
+    assert [budget.patterns for budget in later.budgets] == [budget.patterns for budget in once.budgets]
+    assert later.tables == first.tables  # what is drawn and told is the cost on ordinary text
+    assert later.budgets[0] == first.budgets[0] and later.budgets[1].loss > first.budgets[1].loss
+    assert load_results(out).training["recall"] == "0.00%, 20.00%"
+    made_from = safe_open(out / "fit" / "0.safetensors", "pt").metadata()["made_from"]
+    kept = {0: load_layer(out / "fit" / "0.safetensors", made_from)}
+    plain, recall = cost_table(kept, 128)["0.0"], kept[0].recall[128][0]
+    for option, cost in cost_table(kept, 128, recall=0.2)["0.0"].items():
+        more = 0.0 if option == EVERYTHING else 0.2 * recall[option].loss
+        assert cost == Cost(plain[option].loss + more, plain[option].pairs)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"recall": [1.5]}, "recall is a share of tokens, from 0 to 1; got 1.5"),
+        ({"recall": [0.1, 0.1]}, "recall gives 2 shares for 1 budgets"),
         ({"pairs": [0.0]}, "above 0 and at most 1; got 0.0"),
         ({"headroom": 1}, "headroom is a share of a budget, at least 0 and below 1; got 1"),
         ({"pairs": [0.5, 0.5]}, "names one share twice"),
