@@ -39,8 +39,10 @@ def ends_of_rows(counts: tuple[int, ...], length: int, like: Tensor) -> Tensor:
 
 
 def _keeps(like: Tensor) -> bool:
-    """Not while a graph is traced, whose tensors mean nothing later."""
-    return type(like) is Tensor and not torch.compiler.is_compiling()
+    """Not while a graph is traced or captured, whose tensors mean nothing later."""
+    if type(like) is not Tensor or torch.compiler.is_compiling():
+        return False
+    return like.device.type != "cuda" or not torch.cuda.is_current_stream_capturing()
 
 
 def _room_for(length: int) -> int:
