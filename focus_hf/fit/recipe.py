@@ -54,7 +54,7 @@ class FitRecipe:
     at: list[int] = _several("Length at which a budget holds, one or one for each; seq_len by default.")
     headroom: float = _option("Share of a budget that is not planned with, for text with less even groups.", 0.0)
     recall: list[float] = _several(
-        "Share of tokens taken to recall what stands far back, such as 0.01: heads that find it get more pairs. "
+        "Share of tokens taken to recall what stands far back, such as 0.1: heads that find it get more pairs. "
         "One, or one for each budget. [default: 0]"
     )
     groups: bool = _option(
