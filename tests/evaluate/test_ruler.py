@@ -14,7 +14,7 @@ from focus_hf.card import FocusModelCard
 from focus_hf.evaluate import Mode, RulerPlan, attending, measure_ruler, ruler_figure, token_losses
 from focus_hf.evaluate.report import tables
 from focus_hf.evaluate.ruler import TASKS, make_prompts, string_match_all, string_match_part
-from focus_hf.evaluate.ruler.run import answer_losses, generate_answer
+from focus_hf.evaluate.ruler.run import answer_losses, generate_answer, read_question
 from focus_hf.evaluate.ruler.words import KEYS
 from focus_hf.hub import load_adapted
 from focus_hf.records import Results, load_results, ruler_tables
@@ -132,7 +132,7 @@ def test_likelihood_and_generation_are_the_models(model):
     ids = torch.tensor(prompt.answered)[None]
     for mode in (Mode("dense"), Mode("hard", 1)):
         with attending(plain, mode):
-            losses, first = answer_losses(plain, prompt)
+            losses, first = answer_losses(plain, prompt, read_question(plain, prompt))
             torch.testing.assert_close(
                 losses, token_losses(plain, ids)[0, -prompt.answer_tokens :], rtol=1e-4, atol=1e-5
             )
@@ -143,24 +143,26 @@ def test_likelihood_and_generation_are_the_models(model):
                 for _ in range(4):
                     said.append(int(plain(input_ids=torch.tensor(said)[None], use_cache=False).logits[0, -1].argmax()))
             expected = tokenizer.decode(said[len(prompt.ids) :], skip_special_tokens=True)
-            assert generate_answer(plain, tokenizer, prompt).startswith(expected)
+            said = generate_answer(plain, tokenizer, prompt, read_question(plain, prompt))
+            assert said.startswith(expected)
 
 
 def test_a_model_that_knows_the_answer_gets_all_points(model):
     """Logits that spell the right answer: every measure is full, and generation stops at the last word of it."""
     plain, tokenizer, _ = model
-    prompts = {tuple(p.ids): p.answered for p in make_prompts(tokenizer, "fwe", LENGTH, 2)}
+    spelled = [p.answered for p in make_prompts(tokenizer, "fwe", LENGTH, 2)]
 
     def know(module, args, kwargs, output):
         seen = kwargs["input_ids"][0].tolist()
-        if len(seen) > 1:
-            know.spelled = next(whole for ids, whole in prompts.items() if tuple(seen[: len(ids)]) == ids)
-            know.place = len(seen) - output.logits.shape[1]
-        for i in range(output.logits.shape[1]):
-            following = know.place + i + 1
+        if output.past_key_values is None:  # pairs are counted, nothing is asked
+            return output
+        there = output.past_key_values.get_seq_length()
+        if there == len(seen):
+            know.spelled = next(whole for whole in spelled if whole[:there] == seen)
+        count = output.logits.shape[1]
+        for i, following in enumerate(range(there - count + 1, there + 1)):
             if following < len(know.spelled):
                 output.logits[0, i, know.spelled[following]] += 100.0
-        know.place += output.logits.shape[1]
         return output
 
     handle = plain.register_forward_hook(know, with_kwargs=True)

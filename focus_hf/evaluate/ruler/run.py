@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -127,17 +128,37 @@ def measure_ruler(
 
 
 def _answer(model: Any, tokenizer: Any, prompt: Prompt, answers: _Answers) -> None:
-    answers.scores.append(string_match_all(generate_answer(model, tokenizer, prompt), prompt.answers))
-    losses, first_choice = answer_losses(model, prompt)
+    cache = read_question(model, prompt)
+    said = generate_answer(model, tokenizer, prompt, copy.deepcopy(cache))
+    answers.scores.append(string_match_all(said, prompt.answers))
+    losses, first_choice = answer_losses(model, prompt, cache)
     answers.accuracies.append(first_choice.float().mean().item())
     answers.logprobs.append(-losses.mean().item())
 
 
 @torch.no_grad()
-def generate_answer(model: Any, tokenizer: Any, prompt: Prompt) -> str:
-    """What the model says, greedily and through its KV cache.
+def read_question(model: Any, prompt: Prompt) -> Any:
+    """A KV cache with a question in it, but for its last token: reading a long one takes most of the time."""
+    ids = torch.tensor(prompt.ids[: _question(prompt)], device=device_of(model))[None]
+    return model(input_ids=ids, use_cache=True, logits_to_keep=1).past_key_values
+
+
+def _question(prompt: Prompt) -> int:
+    """Tokens that come before all that an answer depends on."""
+    return len(prompt.answered) - prompt.answer_tokens - 1
+
+
+@torch.no_grad()
+def generate_answer(model: Any, tokenizer: Any, prompt: Prompt, cache: Any) -> str:
+    """What the model says, greedily.
 
     It stops as soon as every answer has been said: nothing that comes later can change the score.
+
+    Args:
+        model: to ask.
+        tokenizer: of the model.
+        prompt: what to ask.
+        cache: from `read_question`, which is written to.
     """
     ids = torch.tensor(prompt.ids, device=device_of(model))[None]
 
@@ -150,6 +171,7 @@ def generate_answer(model: Any, tokenizer: Any, prompt: Prompt) -> str:
     generated = model.generate(
         input_ids=ids,
         attention_mask=torch.ones_like(ids),
+        past_key_values=cache,
         max_new_tokens=prompt.new_tokens,
         do_sample=False,
         num_beams=1,
@@ -160,10 +182,18 @@ def generate_answer(model: Any, tokenizer: Any, prompt: Prompt) -> str:
 
 
 @torch.no_grad()
-def answer_losses(model: nn.Module, prompt: Prompt) -> tuple[Tensor, Tensor]:
-    """Losses of the right answer's tokens in nats, float32 ``(n,)``, and whether each is the first choice, bool."""
-    count = prompt.answer_tokens
-    ids = torch.tensor(prompt.answered)
-    logits = model(input_ids=ids[None].to(device_of(model)), use_cache=False, logits_to_keep=count + 1).logits
-    predicted, answer = logits[0, :-1].float().cpu(), ids[-count:]
+def answer_losses(model: nn.Module, prompt: Prompt, cache: Any) -> tuple[Tensor, Tensor]:
+    """Losses of the right answer's tokens, and whether each is the first choice.
+
+    Args:
+        model: to ask.
+        prompt: what to ask.
+        cache: from `read_question`, which is written to.
+
+    Returns:
+        Nats, float32 ``(n,)``, and bool ``(n,)``.
+    """
+    rest = torch.tensor(prompt.answered[_question(prompt) :])
+    logits = model(input_ids=rest[None].to(device_of(model)), past_key_values=cache, use_cache=True).logits
+    predicted, answer = logits[0, :-1].float().cpu(), rest[1:]
     return nn.functional.cross_entropy(predicted, answer, reduction="none"), predicted.argmax(dim=-1) == answer
