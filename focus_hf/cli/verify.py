@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from .app import app, progress_bars
+from .app import app, numbers, progress_bars
 from .flags import AsJson, BaseModel, Device, DeviceMap, Dtype, Revision
 
 _STYLES = {"holds": "green", "differs": "bold red", "not checked": "yellow"}
@@ -32,6 +32,9 @@ def verify(
     device_map: DeviceMap = None,
     dtype: Dtype = "auto",
     files_only: Annotated[bool, typer.Option("--files-only", help="Check what needs no model.")] = False,
+    seq_len: Annotated[
+        str | None, typer.Option(help="Measure perplexity at these lengths only, with commas; long ones take long.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure a card's claims again on this machine; exit code 1 if one does not hold."""
@@ -42,6 +45,7 @@ def verify(
     from ..verify.claims import all_hold
 
     check_placement(device, device_map, dtype)
+    lengths = None if seq_len is None else numbers("--seq-len", seq_len)
     if treebank:
         require("conllu", "sklearn")
     folder = adapter_folder(adapter, revision=revision)
@@ -56,6 +60,7 @@ def verify(
             device_map=device_map,
             dtype=dtype,
             files_only=files_only,
+            lengths=lengths,
             tick=lambda done: progress.update(bar, advance=1, description=done, visible=True),
         )
     if as_json:

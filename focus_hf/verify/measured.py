@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -38,11 +38,19 @@ def check_sample(model: nn.Module, sample: TokenSample | None) -> Iterator[Claim
 
 
 def check_perplexities(
-    model: nn.Module, tokenizer: Any, results: Results, files: Sequence[str], tick: Callable[[str], None]
+    model: nn.Module,
+    tokenizer: Any,
+    results: Results,
+    files: Sequence[str],
+    tick: Callable[[str], None],
+    lengths: Collection[int] | None = None,
 ) -> Iterator[Claim]:
-    """Every perplexity of the card whose text can be had."""
+    """Every perplexity of the card whose text can be had, or those at some context lengths."""
     for evaluation in results.evaluations:
         name = f"perplexity on {evaluation.data}, {evaluation.context_length} tokens"
+        if lengths is not None and evaluation.context_length not in lengths:
+            yield unchecked(name, len(evaluation.rows), "another length was asked for")
+            continue
         text = read_again(evaluation.source, evaluation.revision, files)
         if text is None:
             yield unchecked(name, len(evaluation.rows), _where(evaluation.source, evaluation.revision))

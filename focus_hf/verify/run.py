@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from ..hub import adapter_folder, load_adapted
-from ..records import TokenSample, load_results, read_config
+from ..records import Results, TokenSample, load_results, read_config
 from .claims import Claim, unchecked
 from .files import check_files, load_report
 from .measured import check_balance, check_groups, check_perplexities, check_sample
@@ -23,6 +23,7 @@ def verify(
     device_map: str | None = None,
     dtype: str = "auto",
     files_only: bool = False,
+    lengths: Collection[int] | None = None,
     tick: Callable[[str], None] = lambda done: None,
 ) -> list[Claim]:
     """Measure a card's claims again.
@@ -39,6 +40,7 @@ def verify(
         device, device_map, dtype: where to run, see `load_adapted`. In another dtype than they were measured in,
             figures may differ by more than is tolerated.
         files_only: check what needs no model.
+        lengths: context lengths at which perplexity is measured; by default all that the card has.
         tick: told what is done.
 
     Returns:
@@ -47,11 +49,12 @@ def verify(
     Raises:
         AdapterFileError: it is not a sound Focus adapter.
         HubError: the Hub refused or was not reached.
-        ValueError: the base model is not to be had.
+        ValueError: the base model is not to be had, or the card has nothing at one of the lengths.
     """
     folder = adapter_folder(adapter, revision=revision)
     config, results = read_config(folder), load_results(folder)
     report, sample = load_report(folder), TokenSample.load(folder)
+    _check_lengths(lengths, results)
     claims = list(check_files(folder, config, results, report, sample))
     tick("files")
     if files_only:
@@ -60,7 +63,7 @@ def verify(
     tick("model loaded")
     claims += check_sample(model, sample)
     if results is not None:
-        claims += check_perplexities(model, tokenizer, results, texts, tick)
+        claims += check_perplexities(model, tokenizer, results, texts, tick, lengths)
         claims += check_balance(model, tokenizer, results, texts)
         if results.speed:
             claims.append(unchecked("speed", "", f"depends on the machine: focus-hf bench --adapter {adapter}"))
@@ -75,6 +78,13 @@ def verify(
         tick("groups")
         claims += check_groups(model, tokenizer, report, texts, treebanks)
     return claims
+
+
+def _check_lengths(wanted: Collection[int] | None, results: Results | None) -> None:
+    measured = {evaluation.context_length for evaluation in (results.evaluations if results else ())}
+    if missing := sorted(set(wanted or ()) - measured):
+        there = ", ".join(str(length) for length in sorted(measured)) or "no length at all"
+        raise ValueError(f"The card has no perplexity at {missing[0]} tokens, but at {there}.")
 
 
 def _ruler_again(adapter: str, rows: Sequence[dict[str, Any]]) -> str:

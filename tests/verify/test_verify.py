@@ -94,6 +94,19 @@ def test_what_is_out_of_reach_is_said_and_does_not_count_against_it(adapter, tin
     assert verdicts(verify(str(adapter), texts=[str(changed)])) == verdicts(claims)
 
 
+def test_some_lengths_alone_can_be_measured(adapter, tiny):
+    length = load_results(adapter).evaluations[0].context_length
+    edit_results(
+        adapter, lambda values: values["evaluations"].append({**values["evaluations"][0], "context_length": 32})
+    )
+    claims = [c for c in verify(str(adapter), texts=texts(tiny), lengths=[length]) if c.what.startswith("perplexity")]
+    left_out = [claim for claim in claims if f", {length} tokens" not in claim.what]
+    assert [(c.verdict, c.note) for c in left_out] == [(UNCHECKED, "another length was asked for")]
+    assert len(claims) > 1 and all(claim.verdict == HOLDS for claim in claims if claim not in left_out)
+    done = run("verify", adapter, "--seq-len", f"{length},999")
+    assert done.returncode == 1 and f"no perplexity at 999 tokens, but at 32, {length}." in done.stderr
+
+
 def edit_results(folder, change):
     path = folder / "focus_results.json"
     values = json.loads(path.read_text())
