@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, EncoderDecoderCache
+from transformers.cache_utils import Cache, DynamicLayer, EncoderDecoderCache
 
 from ..attention import (
     GroupedStore,
@@ -22,6 +22,7 @@ from ..attention import (
     columns_by_head,
     memberships_of_columns,
 )
+from .room import Room, can_share
 
 
 def find_cache(values: tuple[Any, ...]) -> Cache | None:
@@ -71,12 +72,12 @@ def append_memberships(layer: Any, new: Tensor, owner: object, groups_each: int 
     known = layer.group_memberships
     if known is None or layer.group_owner != owner or known.shape[0] != batch:
         known = new.new_zeros(batch, 0, num_groups)
-    earlier = [known.to(new.device)[:, :seen]]  # the cache may have been cropped since
-    if (unknown := seen - earlier[0].shape[1]) > 0:
-        earlier.append(new.new_ones(batch, unknown, num_groups))
+    earlier = known.to(new.device)[:, :seen]  # the cache may have been cropped since
+    if (unknown := seen - earlier.shape[1]) > 0:
+        earlier = torch.cat([earlier, new.new_ones(batch, unknown, num_groups)], dim=1)
     like_earlier = not unknown and (not seen or layer.groups_each == groups_each)
     layer.groups_each = groups_each if like_earlier else None
-    layer.group_memberships = torch.cat([*earlier, new], dim=1)
+    layer.group_memberships = layer.join("group_memberships", earlier, new, dim=1)
     layer.group_owner = owner
     return layer.group_memberships
 
@@ -111,6 +112,8 @@ def _with_memberships(layer_class: type) -> type:
         stays_plain = False
         #: The next `update` is that of a routed call, which reads the store itself.
         routed = False
+        #: Of the tensors that grow with every token, by name.
+        rooms: dict[str, Room] | None = None
 
         # -- storage by groups -----------------------------------------------------------------------------------
 
@@ -120,7 +123,7 @@ def _with_memberships(layer_class: type) -> type:
             self.store_classes, self.store_columns = classes, 0 if known is None else known.shape[-1]
             self.store, self.group_memberships = store, None
             self.must_store = False
-            self.__dict__["keys"] = self.__dict__["values"] = None
+            self.__dict__["keys"] = self.__dict__["values"] = self.rooms = None
 
         def restore(self, for_good: bool = True) -> None:
             """Back to plain storage, with every token in its column.
@@ -176,7 +179,22 @@ def _with_memberships(layer_class: type) -> type:
             routed, self.routed = self.routed, False
             if self.store is not None and routed:
                 return key_states, value_states
-            return super().update(key_states, value_states, *args, **kwargs)
+            if layer_class is not DynamicLayer or not self.get_seq_length():
+                return super().update(key_states, value_states, *args, **kwargs)
+            self.keys = self.join("keys", self.keys, key_states, dim=-2)
+            self.values = self.join("values", self.values, value_states, dim=-2)
+            return self.keys, self.values
+
+        def join(self, name: str, held: Tensor, new: Tensor, dim: int) -> Tensor:
+            """``torch.cat([held, new], dim)``, which leaves what is held where it is."""
+            if not held.shape[dim] or not can_share(held, new):
+                return torch.cat([held, new], dim=dim)
+            self.rooms = {} if self.rooms is None else self.rooms
+            return self.rooms.setdefault(name, Room()).append(held, new, dim)
+
+        def offload(self) -> None:
+            self.rooms = None
+            super().offload()
 
         def get_seq_length(self) -> int:
             return super().get_seq_length() if self.store is None else self.num_stored
@@ -199,7 +217,7 @@ def _with_memberships(layer_class: type) -> type:
             return torch.arange(self.store.columns.shape[0], device=self.store.device)
 
         def reset(self) -> None:
-            self.store, self.stays_plain, self.must_store = None, False, False
+            self.store, self.stays_plain, self.must_store, self.rooms = None, False, False, None
             super().reset()
             self.group_memberships = None
 

@@ -1,0 +1,53 @@
+"""Memory with room for more, so that a cache that grows by a token does not copy all that it has."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+#: Room for one part in so many of what is held, and for so many tokens at least.
+GROWTH, AT_LEAST = 32, 64
+
+
+class Room:
+    """The memory of a tensor that grows along one dimension.
+
+    Results share it, and none of them is ever written to: what is appended goes behind all that was handed out. A
+    tensor that is not the last result (it was cropped, reordered, or two copies of a cache go on from it) is copied.
+    """
+
+    def __init__(self) -> None:
+        self._memory: Tensor | None = None
+        self._used = 0
+
+    def append(self, held: Tensor, new: Tensor, dim: int) -> Tensor:
+        """``torch.cat([held, new], dim)``.
+
+        Args:
+            held: by preference what this method gave last.
+            new: of the same dtype, on the same device.
+            dim: along which they are joined.
+        """
+        length, count = held.shape[dim], new.shape[dim]
+        memory = self._memory
+        if memory is None or not self._is_all_of(memory, held, dim) or length + count > memory.shape[dim]:
+            shape = list(held.shape)
+            shape[dim] = length + count + max(length // GROWTH, AT_LEAST)
+            memory = self._memory = held.new_empty(shape)
+            memory.narrow(dim, 0, length).copy_(held)
+        memory.narrow(dim, length, count).copy_(new)
+        self._used = length + count
+        return memory.narrow(dim, 0, self._used)
+
+    def _is_all_of(self, memory: Tensor, held: Tensor, dim: int) -> bool:
+        """Whether a tensor is all that the memory has, and may be written behind."""
+        if held.data_ptr() != memory.data_ptr() or held.stride() != memory.stride() or held.shape[dim] != self._used:
+            return False
+        return torch.is_inference_mode_enabled() or not memory.is_inference()
+
+
+def can_share(held: Tensor, new: Tensor) -> bool:
+    """Whether `Room.append` may take the place of ``torch.cat``: no gradient or graph remembers what it is given."""
+    if torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return False
+    return type(held) is type(new) is Tensor and (held.dtype, held.device) == (new.dtype, new.device)
