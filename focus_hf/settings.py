@@ -134,6 +134,10 @@ class FocusSettings:
     def heads_with_groups(self, layer: int) -> tuple[int, ...]:
         """The key/value heads of a layer that attend by groups under some budget: those that have centroids of their
         own with ``routing="per_head"``."""
+        found: tuple[int, ...] = self.once(("heads with groups", layer), lambda: self._heads_with_groups(layer))
+        return found
+
+    def _heads_with_groups(self, layer: int) -> tuple[int, ...]:
         tables = [self.head_patterns or {}, *(self.budgets or {}).values()]
         return tuple(
             head

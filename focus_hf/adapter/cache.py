@@ -20,6 +20,7 @@ from ..attention import (
     HeadClass,
     TokensGone,
     columns_by_head,
+    memberships_of,
     memberships_of_columns,
 )
 from .room import Room, can_share
@@ -40,7 +41,7 @@ def cache_layer(cache: Cache, layer_idx: int) -> Any:
     while len(cache.layers) <= layer_idx and cache.layer_class_to_replicate is not None:
         cache.layers.append(cache.layer_class_to_replicate())
     layer: Any = cache.layers[layer_idx]
-    if not hasattr(layer, "group_memberships"):
+    if not hasattr(layer, "known_memberships"):
         layer.__class__ = _with_memberships(layer.__class__)
         layer.device_tokens = getattr(cache, "device_tokens", None)  # of a `FocusCache`
     return layer
@@ -49,37 +50,6 @@ def cache_layer(cache: Cache, layer_idx: int) -> Any:
 def tokens_seen(layer: Any) -> int:
     """Tokens that went through this cache layer so far, whether or not it still holds them all."""
     return int(layer.get_seq_length())
-
-
-def append_memberships(layer: Any, new: Tensor, owner: object, groups_each: int | None = None) -> Tensor:
-    """Store the new tokens' memberships and return those of all tokens seen, new ones included.
-
-    Tokens whose groups are unknown (cached while the adapter was off, or by another adapter) count as members of
-    every group: attended by all, as in the base model.
-
-    Args:
-        layer: from `cache_layer`, before the new tokens' keys are added.
-        new: ``(B, T, K)`` bool.
-        owner: the adapter; memberships of another one mean nothing here.
-        groups_each: every new token is in exactly this many groups, if that is known; the layer's ``groups_each`` then
-            says whether it holds for all tokens seen.
-
-    Returns:
-        ``(B, tokens seen + T, K)`` bool.
-    """
-    batch, _, num_groups = new.shape
-    seen = tokens_seen(layer)
-    known = layer.group_memberships
-    if known is None or layer.group_owner != owner or known.shape[0] != batch:
-        known = new.new_zeros(batch, 0, num_groups)
-    earlier = known.to(new.device)[:, :seen]  # the cache may have been cropped since
-    if (unknown := seen - earlier.shape[1]) > 0:
-        earlier = torch.cat([earlier, new.new_ones(batch, unknown, num_groups)], dim=1)
-    like_earlier = not unknown and (not seen or layer.groups_each == groups_each)
-    layer.groups_each = groups_each if like_earlier else None
-    layer.group_memberships = layer.join("group_memberships", earlier, new, dim=1)
-    layer.group_owner = owner
-    return layer.group_memberships
 
 
 @functools.cache
@@ -92,7 +62,10 @@ def _with_memberships(layer_class: type) -> type:
 
     class CacheLayerWithGroups(layer_class):
         _layer_type = None  # or transformers would take it for the default layer of that type
-        group_memberships: Tensor | None = None
+        #: Perhaps of some tokens only, where there are numbers of all: see `group_memberships`.
+        known_memberships: Tensor | None = None
+        #: int64 ``(B, P * k, S)``, where single tokens go on by numbers.
+        group_numbers: Tensor | None = None
         group_owner: object = None
         #: Every token is in exactly this many groups, if that is known without looking.
         groups_each: int | None = None
@@ -179,11 +152,12 @@ def _with_memberships(layer_class: type) -> type:
             routed, self.routed = self.routed, False
             if self.store is not None and routed:
                 return key_states, value_states
-            if layer_class is not DynamicLayer or not self.get_seq_length():
+            if layer_class is not DynamicLayer or self.store is not None or not self.get_seq_length():
                 return super().update(key_states, value_states, *args, **kwargs)
-            self.keys = self.join("keys", self.keys, key_states, dim=-2)
-            self.values = self.join("values", self.values, value_states, dim=-2)
-            return self.keys, self.values
+            own = self.__dict__
+            own["keys"] = keys = self.join("keys", own["keys"], key_states, dim=-2)
+            own["values"] = values = self.join("values", own["values"], value_states, dim=-2)
+            return keys, values
 
         def join(self, name: str, held: Tensor, new: Tensor, dim: int) -> Tensor:
             """``torch.cat([held, new], dim)``, which leaves what is held where it is."""
@@ -197,7 +171,12 @@ def _with_memberships(layer_class: type) -> type:
             super().offload()
 
         def get_seq_length(self) -> int:
-            return super().get_seq_length() if self.store is None else self.num_stored
+            if self.store is not None:
+                return self.num_stored
+            if layer_class is not DynamicLayer:
+                return super().get_seq_length()
+            keys = self.__dict__.get("keys")  # asked several times in every layer at every token
+            return 0 if keys is None or not keys.numel() else keys.shape[-2]
 
         def crop(self, tokens_to_remove: int) -> None:
             if self.store is None or tokens_to_remove >= 0:
@@ -208,9 +187,34 @@ def _with_memberships(layer_class: type) -> type:
 
         # -- memberships -----------------------------------------------------------------------------------------
 
+        @property
+        def group_memberships(self) -> Tensor | None:
+            """bool ``(B, S, K)``."""
+            known, numbers = self.known_memberships, self.group_numbers
+            if known is not None and numbers is not None and (there := known.shape[1]) < numbers.shape[-1]:
+                each = int(self.groups_each or 1)
+                width = known.shape[-1] * each // numbers.shape[1]
+                known = torch.cat([known, memberships_of(numbers[..., there:], width, each)], dim=1)
+                self.known_memberships = known
+            return known
+
+        @group_memberships.setter
+        def group_memberships(self, memberships: Tensor | None) -> None:
+            self.known_memberships, self.group_numbers = memberships, None
+
+        def go_on_by_numbers(self, numbers: Tensor, before: int) -> None:
+            """Groups of all tokens, of which those before were known; others may have been there that were cropped."""
+            known = self.known_memberships
+            if known is not None and known.shape[1] > before:
+                self.known_memberships = known[:, :before]
+            self.group_numbers = numbers
+
         def _update_memberships(self, change: Callable[[Tensor], Tensor]) -> None:
-            if self.group_memberships is not None:
-                self.group_memberships = change(self.group_memberships)
+            numbers = self.group_numbers
+            if self.known_memberships is not None:
+                self.group_memberships = change(self.known_memberships)
+            if numbers is not None:
+                self.group_numbers = change(numbers)
 
         def _rows(self) -> Tensor:
             assert self.store is not None

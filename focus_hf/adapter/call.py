@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..attention import HeadClass, HeadClasses, Kernel, Pattern
+from ..attention import HeadClass, HeadClasses, Kernel, OneToken, Pattern
 from .packed import PagedCall
 
 
@@ -58,6 +58,24 @@ class Routing:
     paged: PagedCall | None = None
 
 
+@dataclass(frozen=True)
+class OneTokenRouting:
+    """A `Routing` of one new token for each sequence, in a layer in plain storage, by the numbers of groups.
+
+    Args:
+        token: the groups of all tokens, and what the new ones read.
+        pattern, cache_layer, classes, groups_each: as in `Routing`.
+        spelled_out: makes it one.
+    """
+
+    token: OneToken
+    pattern: Pattern
+    cache_layer: Any
+    classes: HeadClasses | None
+    groups_each: int
+    spelled_out: Callable[[], Routing]
+
+
 def groups_each(top_k: int, classes: Sequence[HeadClass] | None, reads: Tensor | None) -> int | None:
     """In how many groups each new token of a call is, as `Routing.groups_each` has it.
 
@@ -80,7 +98,7 @@ class RoutedConfig:
 
     _attn_implementation = "focus"
 
-    def __init__(self, config: Any, routing: Routing) -> None:
+    def __init__(self, config: Any, routing: Routing | OneTokenRouting) -> None:
         self.original = config
         self.routing = routing
 

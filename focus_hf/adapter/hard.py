@@ -15,6 +15,8 @@ from ..attention import (
     Scores,
     attend_by_class,
     attend_one_query,
+    attend_one_token,
+    count_up,
     find_kernel,
     focus_attention,
     groups_per_head,
@@ -22,9 +24,9 @@ from ..attention import (
     read_classes,
     write_classes,
 )
-from .cache import append_memberships
-from .call import Routing
+from .call import OneTokenRouting, Routing
 from .masks import problem_of, read_mask, with_reads
+from .remembered import append_memberships
 from .stored import attend_stored, can_store_by_groups, store_by_groups, too_short_to_store
 
 
@@ -98,6 +100,34 @@ def hard_attention(
     if layer is not None and not output.requires_grad and _is_stored_from_now_on(routing, problem, kernel):
         known = mask is None, routing.classes, kernel.one_row_at_a_time
         store_by_groups(layer, routing.pattern, problem.who.positions, *known)
+    return output
+
+
+def attend_new_token(
+    routing: OneTokenRouting,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scores: Scores,
+) -> Tensor | None:
+    """Inference: one new token for each sequence against keys in plain storage, by the numbers of groups.
+
+    Arguments as for `hard_attention`.
+
+    Returns:
+        ``(B, H, 1, D_v)``; ``None`` for scores or masks that need more than that.
+    """
+    token, layer, length = routing.token, routing.cache_layer, key.shape[2]
+    if mask is not None or not scores.is_plain or scores.sink_logits is not None or token.numbers.shape[-1] != length:
+        return None
+    output = attend_one_token(query, key, value, token, scores.scale)
+    if not too_short_to_store(layer) and not output.requires_grad:
+        kernel = find_kernel(query, value)
+        if can_store_by_groups(layer, token.reads.shape[-1], routing.groups_each, kernel, routing.classes):
+            positions = count_up(length, like=key).expand(key.shape[0], length)
+            known = True, routing.classes, kernel.one_row_at_a_time
+            store_by_groups(layer, routing.pattern, positions, *known)
     return output
 
 

@@ -177,39 +177,52 @@ class HeadScores:
         return reads.scatter_(-1, best_first, starts_of_rows(tuple(top_ks), like=best_first).expand(best_first.shape))
 
 
-def head_scores(
-    hidden_states: Tensor,
-    key_projection: Tensor,
-    query_projection: Tensor,
-    centroids: Tensor,
-    balance: Tensor,
-    query_bias: Tensor,
-    temperature: float,
-) -> HeadScores:
-    """Score every token for every head, in float32 whatever the model's dtype.
+@dataclass(frozen=True)
+class HeadRouters:
+    """The tensors of the ``n`` heads of a layer that have centroids, float32 and in the shapes that they are used in.
 
     Args:
-        hidden_states: ``(B, T, d)``, what enters the attention module.
-        key_projection, query_projection: ``W_k`` and ``W_q``, ``(n, d_g, d)``.
-        centroids: ``C``, ``(n, K, d_g)``.
-        balance, query_bias: ``b`` and ``c``, ``(n, K)``.
+        key_projection, query_projection: ``W_k`` and ``W_q``, ``(n * d_g, d)``.
+        centroids: ``C``, ``(n, d_g, K)``.
+        balance, query_bias: ``b`` and ``c``, ``(n, 1, K)``.
         temperature: ``tau``.
     """
+
+    key_projection: Tensor
+    query_projection: Tensor
+    centroids: Tensor
+    balance: Tensor
+    query_bias: Tensor
+    temperature: float
+
+    @classmethod
+    def of(cls, tensors: Sequence[Tensor], temperature: float) -> HeadRouters:
+        """Made of ``W_k``, ``W_q`` ``(n, d_g, d)``, ``C`` ``(n, K, d_g)``, ``b`` and ``c`` ``(n, K)``.
+
+        Views, where these are float32: whatever happens to their values happens to them.
+        """
+        keys, queries, centroids, balance, bias = (tensor.float() for tensor in tensors)
+        together = keys.flatten(0, 1), queries.flatten(0, 1), centroids.transpose(-1, -2)
+        return cls(*together, balance[:, None], bias[:, None], temperature)
+
+
+def head_scores(hidden_states: Tensor, routers: HeadRouters) -> HeadScores:
+    """Score every token ``(B, T, d)``, as it enters the attention module, for every head, in float32 whatever the
+    model's dtype."""
     with routing.without_autocast(hidden_states.device.type):
-        hidden, factor = hidden_states.float(), 1.0 / temperature
-        centroids = centroids.float().transpose(-1, -2)
-        keys = _scores(hidden, key_projection.float(), centroids, balance.float(), factor)
-        queries = _scores(hidden, query_projection.float(), centroids, query_bias.float(), factor)
+        hidden, centroids, factor = hidden_states.float(), routers.centroids, 1.0 / routers.temperature
+        keys = _scores(hidden, routers.key_projection, centroids, routers.balance, factor)
+        queries = _scores(hidden, routers.query_projection, centroids, routers.query_bias, factor)
     return HeadScores(keys, queries)
 
 
 def _scores(hidden: Tensor, projection: Tensor, centroids: Tensor, bias: Tensor, factor: float) -> Tensor:
-    """``(B, T, d)`` by ``(n, d_g, d)`` by ``(n, d_g, K)``, and ``(n, K)`` added, to ``(B, T, n, K)``."""
+    """``(B, T, d)`` by ``(n * d_g, d)`` by ``(n, d_g, K)``, and ``(n, 1, K)`` added, to ``(B, T, n, K)``."""
+    heads, dim, num_groups = centroids.shape
     batch, length, _ = hidden.shape
-    heads, dim, _ = projection.shape
-    projected = F.linear(hidden, projection.flatten(0, 1)).view(batch * length, heads, dim)
-    scores = torch.baddbmm(bias[:, None], projected.transpose(0, 1), centroids, alpha=factor)
-    return scores.transpose(0, 1).view(batch, length, heads, -1)
+    projected = F.linear(hidden, projection).view(batch * length, heads, dim)
+    scores = torch.baddbmm(bias, projected.transpose(0, 1), centroids, alpha=factor)
+    return scores.transpose(0, 1).view(batch, length, heads, num_groups)
 
 
 @dataclass(frozen=True)

@@ -22,10 +22,10 @@ from ..attention import (
     masked_attention,
 )
 from ..ranks import GradientsOfAllParts, several, split_over
-from .call import RoutedConfig, Routing, SoftGate
+from .call import OneTokenRouting, RoutedConfig, Routing, SoftGate
 from .continuous import attend_pages
 from .discovery import INDICES
-from .hard import hard_attention
+from .hard import attend_new_token, hard_attention
 from .heads import classes_of_part
 from .masks import added_to_scores, allowed_pairs, causal_mask, problem_of
 
@@ -81,6 +81,11 @@ def focus_attention_forward(
         return _dense(module, query, key, value, attention_mask, scores, kwargs)
 
     query, key, value = _under_autocast(query, key, value)
+    if isinstance(routing, OneTokenRouting):
+        output = attend_new_token(routing, query, key, value, attention_mask, scores)
+        if output is not None:
+            return output.transpose(1, 2).contiguous(), None
+        routing = routing.spelled_out()
     if several():
         routing = _of_part(routing, key.shape[1], split_over(module))
     if routing.attention_observer is not None:

@@ -17,7 +17,7 @@ from .. import routing
 from ..attention import HARD_GATE, HeadClass, Kernel, Pattern, WhoAttends
 from .config import FocusConfig
 from .discovery import slides
-from .heads import HeadScores, HeadView, head_scores
+from .heads import HeadRouters, HeadScores, HeadView, head_scores
 
 #: Scale of fresh centroids: scores of unit-variance hidden states start with a spread of a few units.
 CENTROID_GAIN = 0.3
@@ -53,6 +53,8 @@ class FocusLayer(nn.Module, BaseTunerLayer):
         super().__init__()
         self.layer_idx = layer_idx
         self.slides = slides(attention)
+        #: Later layers read this layer's keys, as in Gemma 3n: they must then stay in their order.
+        self.shares_keys = bool(getattr(getattr(attention, "config", None), "num_kv_shared_layers", 0))
         self._attention: tuple[Any] = (attention,)  # in a tuple: the parent must not become a submodule of its child
         self.name = name
         self.focus_proj = nn.ParameterDict()
@@ -74,6 +76,7 @@ class FocusLayer(nn.Module, BaseTunerLayer):
         self.hooks: list[RemovableHandle] = []
         self.balance_steps: deque[Tensor] = deque(maxlen=256)  # where several processes train
         self._checked: set[str] = set()
+        self._put_together: tuple[tuple[Any, ...], HeadRouters] | None = None
 
     # -- PEFT ------------------------------------------------------------------------------------------------------
 
@@ -213,15 +216,20 @@ class FocusLayer(nn.Module, BaseTunerLayer):
         if adapter_name not in self.focus_proj:
             return None
         self._check_finite(adapter_name)
-        return head_scores(
-            hidden_states,
-            self.focus_proj[adapter_name],
-            self.focus_query_proj[adapter_name],
-            self.focus_centroids[adapter_name],
-            self.focus_balance[adapter_name],
-            self.focus_query_bias[adapter_name],
-            self.configs[adapter_name].temperature,
-        )
+        return head_scores(hidden_states, self._head_routers(adapter_name))
+
+    def _head_routers(self, adapter_name: str) -> HeadRouters:
+        """Its tensors, put together once for each place in memory that they have."""
+        kinds = self.focus_proj, self.focus_query_proj, self.focus_centroids, self.focus_balance, self.focus_query_bias
+        tensors: list[Any] = [kind._parameters[adapter_name] for kind in kinds]  # without torch's search among names
+        temperature = self.configs[adapter_name].temperature
+        plain = all(type(x) is nn.Parameter and x.dtype == torch.float32 for x in tensors)
+        if not plain or torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return HeadRouters.of(tensors, temperature)
+        where = adapter_name, temperature, *(tensor.data_ptr() for tensor in tensors)
+        if self._put_together is None or self._put_together[0] != where:
+            self._put_together = where, HeadRouters.of(tensors, temperature)
+        return self._put_together[1]
 
     def head_view(self, head: int, reads: Tensor) -> HeadView:
         """What observers are told in the place of this layer, for a key/value head that routes by itself."""

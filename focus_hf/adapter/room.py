@@ -18,7 +18,7 @@ class Room:
 
     def __init__(self) -> None:
         self._memory: Tensor | None = None
-        self._used = 0
+        self._given: Tensor | None = None
 
     def append(self, held: Tensor, new: Tensor, dim: int) -> Tensor:
         """``torch.cat([held, new], dim)``.
@@ -30,20 +30,18 @@ class Room:
         """
         length, count = held.shape[dim], new.shape[dim]
         memory = self._memory
-        if memory is None or not self._is_all_of(memory, held, dim) or length + count > memory.shape[dim]:
+        if memory is None or held is not self._given or length + count > memory.shape[dim] or not _writable(memory):
             shape = list(held.shape)
             shape[dim] = length + count + max(length // GROWTH, AT_LEAST)
             memory = self._memory = held.new_empty(shape)
             memory.narrow(dim, 0, length).copy_(held)
         memory.narrow(dim, length, count).copy_(new)
-        self._used = length + count
-        return memory.narrow(dim, 0, self._used)
+        self._given = memory.narrow(dim, 0, length + count)
+        return self._given
 
-    def _is_all_of(self, memory: Tensor, held: Tensor, dim: int) -> bool:
-        """Whether a tensor is all that the memory has, and may be written behind."""
-        if held.data_ptr() != memory.data_ptr() or held.stride() != memory.stride() or held.shape[dim] != self._used:
-            return False
-        return torch.is_inference_mode_enabled() or not memory.is_inference()
+
+def _writable(memory: Tensor) -> bool:
+    return torch.is_inference_mode_enabled() or not memory.is_inference()
 
 
 def can_share(held: Tensor, new: Tensor) -> bool:

@@ -12,18 +12,20 @@ from torch import Tensor
 from .. import routing
 from ..attention import HARD_GATE, HeadClass, HeadClasses, Pattern, WhoAttends
 from .balance import balanced_assignments
-from .cache import append_memberships, cache_layer, tokens_seen
-from .call import Routing, SoftGate
+from .cache import cache_layer, tokens_seen
+from .call import OneTokenRouting, Routing, SoftGate
 from .decide import Decision, decide, dense_by_groups, window_of
 from .heads import HeadScores, head_classes, shared_columns, top_ks_by_head
 from .layer import FocusLayer, StandIn
 from .masks import valid_tokens
+from .one_token import route_one_token
+from .remembered import append_memberships
 from .stored import follows
 
 
 def route(
     router: FocusLayer, adapter_name: str, hidden_states: Tensor, cache: Any, slot: int, mask: Any
-) -> Routing | None:
+) -> Routing | OneTokenRouting | None:
     """The routing of a call, or ``None`` where it is dense (see `decide`).
 
     Args:
@@ -52,6 +54,10 @@ def route(
         return _soft_routing(router, adapter_name, hidden_states, mask, layer)
     if decision.dense and layer is None and router.observer is None and router.pairs_observer is None:
         return None
+    if window is None and not decision.dense:
+        short = route_one_token(router, adapter_name, hidden_states, layer, classes, mask)
+        if short is not None:
+            return short
     if classes is not None and window is None:
         return _routing_by_class(router, adapter_name, hidden_states, layer, decision, classes)
     return _hard_routing(router, adapter_name, hidden_states, layer, decision, window)
@@ -113,7 +119,7 @@ def _hard_routing(
         config.top_k,
         router.path,
         router.kernel,
-        cache_layer=None if _shares_keys(router) else layer,
+        cache_layer=None if router.shares_keys else layer,
         in_stores=in_stores,
         owner=adapter_name,
         groups_each=groups_each,
@@ -152,7 +158,7 @@ def _routing_by_class(
         config.top_k,
         router.path,
         router.kernel,
-        cache_layer=None if _shares_keys(router) else layer,
+        cache_layer=None if router.shares_keys else layer,
         in_stores=in_stores,
         owner=owner,
         classes=classes,
@@ -233,11 +239,6 @@ def _tell_pairs(
         batch, length, _ = memberships.shape
         positions = torch.arange(length, device=memberships.device).expand(batch, length)
         router.pairs_observer(WhoAttends(pattern, positions, memberships, reads=reads), classes)
-
-
-def _shares_keys(router: FocusLayer) -> bool:
-    """Whether later layers read this layer's keys, as in Gemma 3n: they must then stay in their order."""
-    return bool(getattr(router.get_base_layer().config, "num_kv_shared_layers", 0))
 
 
 def _soft_routing(router: FocusLayer, adapter_name: str, hidden_states: Tensor, mask: Any, layer: Any) -> Routing:

@@ -1,12 +1,13 @@
 """Focus attention in pure torch: its definition, exact paths to compute it, soft gates for training."""
 
 from .biased import biased_focus_attention
-from .constants import count_up, starts_of_rows
+from .constants import count_up, starts_as_scores, starts_of_rows
 from .decode import attend_store, takes
 from .device_pages import DevicePages
 from .gated import GATES, HARD_GATE, gated_attention
 from .gathered import gather_index, gathered_attention
 from .group_codes import MAX_GROUPS
+from .group_numbers import OneToken, attend_one_token, memberships_of, numbers_of
 from .grouped import grouped_focus_attention
 from .hard_gate import credit_memberships
 from .head_class import (
@@ -52,6 +53,7 @@ __all__ = [
     "HeadRow",
     "Kernel",
     "Known",
+    "OneToken",
     "Pattern",
     "Problem",
     "Scores",
@@ -60,6 +62,7 @@ __all__ = [
     "WhoAttends",
     "attend_by_class",
     "attend_one_query",
+    "attend_one_token",
     "attend_store",
     "attended_pairs",
     "biased_focus_attention",
@@ -79,12 +82,15 @@ __all__ = [
     "make_plan",
     "masked_attention",
     "masked_focus_attention",
+    "memberships_of",
     "memberships_of_columns",
     "memberships_of_rows",
     "merge",
+    "numbers_of",
     "pairs_by_head",
     "read_classes",
     "share_a_group",
+    "starts_as_scores",
     "starts_of_rows",
     "takes",
     "write_classes",

@@ -38,6 +38,25 @@ def ends_of_rows(counts: tuple[int, ...], length: int, like: Tensor) -> Tensor:
     return _ends_of_rows(counts, room, like.device)[:, room - length :]
 
 
+def starts_as_scores(counts: tuple[int, ...], like: Tensor) -> Tensor:
+    """What is added to scores under `starts_of_rows`: 0 where it is ``True``, else ``-inf``: float32."""
+    if not _keeps(like):
+        return _as_scores(starts_of_rows(counts, like))
+    return _starts_as_scores(counts, like.device)
+
+
+def ends_as_scores(counts: tuple[int, ...], length: int, like: Tensor) -> Tensor:
+    """What is added to scores under `ends_of_rows`: 0 where it is ``True``, else ``-inf``: float32."""
+    if not _keeps(like):
+        return _as_scores(ends_of_rows(counts, length, like))
+    room = _room_for(length)
+    return _ends_as_scores(counts, room, like.device)[:, room - length :]
+
+
+def _as_scores(pairs: Tensor) -> Tensor:
+    return torch.zeros(pairs.shape, device=pairs.device).masked_fill_(~pairs, float("-inf"))
+
+
 def _keeps(like: Tensor) -> bool:
     """Not while a graph is traced or captured, whose tensors mean nothing later."""
     if type(like) is not Tensor or torch.compiler.is_compiling():
@@ -71,3 +90,15 @@ def _starts_of_rows(counts: tuple[int, ...], device: torch.device) -> Tensor:
 def _ends_of_rows(counts: tuple[int, ...], length: int, device: torch.device) -> Tensor:
     with torch.inference_mode(False):
         return torch.arange(length, device=device) >= length - _column(counts, device)
+
+
+@functools.lru_cache(maxsize=1024)
+def _starts_as_scores(counts: tuple[int, ...], device: torch.device) -> Tensor:
+    with torch.inference_mode(False):
+        return _as_scores(_starts_of_rows(counts, device))
+
+
+@functools.lru_cache(maxsize=256)
+def _ends_as_scores(counts: tuple[int, ...], length: int, device: torch.device) -> Tensor:
+    with torch.inference_mode(False):
+        return _as_scores(_ends_of_rows(counts, length, device))

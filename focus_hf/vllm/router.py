@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .. import routing
 from ..adapter import FocusConfig
-from ..adapter.heads import classes_of_part, head_classes, head_scores, shared_columns, top_ks_by_head
+from ..adapter.heads import HeadRouters, classes_of_part, head_classes, head_scores, shared_columns, top_ks_by_head
 from ..attention import EVERYTHING, HeadClasses, Pattern
 
 
@@ -56,15 +56,8 @@ class LayerRouter:
         if not own:
             nothing = hidden_states.new_zeros(hidden_states.shape[0], 0, dtype=torch.bool)
             return nothing, nothing
-        by_head = head_scores(
-            hidden_states[None],
-            own["focus_proj"],
-            own["focus_query_proj"],
-            own["focus_centroids"],
-            own["focus_balance"],
-            own["focus_query_bias"],
-            config.temperature,
-        )
+        kinds = "focus_proj", "focus_query_proj", "focus_centroids", "focus_balance", "focus_query_bias"
+        by_head = head_scores(hidden_states[None], HeadRouters.of([own[kind] for kind in kinds], config.temperature))
         reads = by_head.reads(top_ks_by_head(config, self.layer))
         return by_head.memberships()[0].flatten(-2), reads[0].flatten(-2)
 

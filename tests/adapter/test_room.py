@@ -92,9 +92,9 @@ def test_tokens_go_behind_those_of_the_cache(model):
         model(input_ids=ids[:, :40], past_key_values=cache)
     steps(model, cache, ids[0, 40:41])
     layer = cache.layers[0]
-    places = [tensor.data_ptr() for tensor in (layer.keys, layer.values, layer.group_memberships)]
+    places = [tensor.data_ptr() for tensor in (layer.keys, layer.values, layer.group_numbers)]
     logits = steps(model, cache, ids[0, 41:])
-    assert places == [tensor.data_ptr() for tensor in (layer.keys, layer.values, layer.group_memberships)]
+    assert places == [tensor.data_ptr() for tensor in (layer.keys, layer.values, layer.group_numbers)]
     with torch.no_grad():
         whole = model(input_ids=ids, use_cache=False).logits[:, 41:]
     torch.testing.assert_close(torch.cat(logits, dim=1), whole, rtol=1e-3, atol=2e-4)

@@ -1,0 +1,81 @@
+"""What a cache layer remembers of its tokens' groups, and how new tokens go on from there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..attention import numbers_of
+from .cache import tokens_seen
+
+
+def append_memberships(layer: Any, new: Tensor, owner: object, groups_each: int | None = None) -> Tensor:
+    """Store the new tokens' memberships and return those of all tokens seen, new ones included.
+
+    Tokens whose groups are unknown (cached while the adapter was off, or by another adapter) count as members of
+    every group: attended by all, as in the base model.
+
+    Args:
+        layer: from `cache_layer`, before the new tokens' keys are added.
+        new: ``(B, T, K)`` bool.
+        owner: the adapter; memberships of another one mean nothing here.
+        groups_each: every new token is in exactly this many groups, if that is known; the layer's ``groups_each`` then
+            says whether it holds for all tokens seen.
+
+    Returns:
+        ``(B, tokens seen + T, K)`` bool.
+    """
+    batch, _, num_groups = new.shape
+    seen = tokens_seen(layer)
+    known = layer.group_memberships
+    if known is None or layer.group_owner != owner or known.shape[0] != batch:
+        known = new.new_zeros(batch, 0, num_groups)
+    earlier = known.to(new.device)
+    if earlier.shape[1] > seen:  # the cache was cropped since
+        earlier = earlier[:, :seen]
+    if (unknown := seen - earlier.shape[1]) > 0:
+        earlier = torch.cat([earlier, new.new_ones(batch, unknown, num_groups)], dim=1)
+    like_earlier = not unknown and (not seen or layer.groups_each == groups_each)
+    layer.groups_each = groups_each if like_earlier else None
+    layer.group_memberships = layer.join("group_memberships", earlier, new, dim=1)
+    layer.group_owner = owner
+    return layer.group_memberships
+
+
+def append_numbers(
+    layer: Any, new: Tensor, owner: object, num_groups: int, groups_each: int, routings: int
+) -> Tensor | None:
+    """`append_memberships` of one token for each sequence, by the numbers of its groups.
+
+    Args:
+        layer: from `cache_layer`, before the new tokens' keys are added.
+        new: int64 ``(B, P * k, 1)``, as from `numbers_of`.
+        owner: the adapter.
+        num_groups: ``K``.
+        groups_each: ``k``.
+        routings: ``P``.
+
+    Returns:
+        int64 ``(B, P * k, tokens seen + 1)``; ``None``, and nothing is stored, where it is not known that all tokens
+        seen have so many groups of this adapter.
+    """
+    seen = tokens_seen(layer)
+    numbers = layer.group_numbers
+    if layer.group_owner != owner or layer.groups_each != groups_each or not seen:
+        return None
+    if numbers is None:
+        known = layer.group_memberships
+        if known is None or known.shape[0] != new.shape[0] or known.shape[1] < seen:
+            return None
+        if known.shape[2] != routings * num_groups:
+            return None
+        numbers = numbers_of(known[:, :seen], num_groups, groups_each)
+    elif numbers.shape[0] != new.shape[0] or numbers.shape[-1] < seen:
+        return None
+    if numbers.shape[-1] > seen:  # the cache was cropped since
+        numbers = numbers[..., :seen]
+    layer.go_on_by_numbers(layer.join("group_numbers", numbers, new, dim=-1), seen)
+    grown: Tensor = layer.group_numbers
+    return grown

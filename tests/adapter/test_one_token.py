@@ -1,0 +1,149 @@
+"""Single tokens take the short way, by numbers of groups, and it gives what a call without a cache gives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import DynamicCache
+
+import focus_hf
+from focus_hf.adapter import focus_layers, observe_routing, set_routing, stored
+from tests.adapter.test_heads import PATTERNS, heads_model
+from tests.families import focus_model, token_ids
+
+OTHER = {**PATTERNS, "1.1": {"attend": "groups", "top_k": 3, "local_window": 9}, "0.1": {"attend": "window"}}
+
+
+def model_of(routing: str) -> Any:
+    if routing == "shared":
+        return focus_model("llama", num_groups=6, top_k=2)
+    model = heads_model("llama", budgets={"0.3": PATTERNS, "0.9": OTHER})
+    focus_hf.set_routing(model, pairs="0.3")
+    return model
+
+
+def routed(model: Any, cache: Any) -> list[Any]:
+    """The cache's layers whose heads have groups."""
+    return [
+        layer for layer, router in zip(cache.layers, focus_layers(model), strict=True) if router.tensors_of("default")
+    ]
+
+
+def step(model: Any, cache: Any, ids: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+    with torch.no_grad():
+        return model(input_ids=ids, past_key_values=cache, **kwargs).logits
+
+
+@pytest.mark.parametrize("routing", ["per_head", "shared"])
+@pytest.mark.parametrize("change", ["none", "crop", "crop and several", "reorder", "repeat", "off and on"])
+def test_tokens_go_on_by_numbers_whatever_happens_to_the_cache(routing: str, change: str) -> None:
+    model, said = model_of(routing), token_ids(length=60)
+    cache = DynamicCache(config=model.config)
+    step(model, cache, said[:, :40])
+    for i in range(40, 46):
+        step(model, cache, said[:, i : i + 1])
+    assert all(layer.group_numbers.shape[-1] == 46 for layer in routed(model, cache))
+    at = 46
+    if change.startswith("crop"):
+        cache.crop(-4)
+        at, said = 42, torch.cat([said[:, :42], said[:, 42:].flip(1)], dim=1)
+    if change == "crop and several":  # several tokens at once need memberships
+        step(model, cache, said[:, 42:45])
+        at = 45
+    elif change == "reorder":
+        cache.reorder_cache(torch.tensor([1, 0]))
+        said = torch.cat([said.flip(0)[:, :46], said[:, 46:]], dim=1)
+    elif change == "repeat":
+        cache.batch_repeat_interleave(2)
+        said = said.repeat_interleave(2, dim=0)
+    elif change == "off and on":
+        set_routing(model, mode="dense")
+        step(model, cache, said[:, at : at + 1])
+        set_routing(model, mode="hard")
+        at += 1
+    logits = [step(model, cache, said[:, i : i + 1]) for i in range(at, 60)]
+    if change == "off and on":  # that token's groups are unknown: no numbers can say so
+        assert all(layer.group_numbers is None for layer in routed(model, cache))
+    else:
+        assert all(layer.group_numbers.shape[-1] == 60 for layer in routed(model, cache))
+        with torch.no_grad():
+            whole = model(input_ids=said, use_cache=False).logits[:, at:]
+        torch.testing.assert_close(torch.cat(logits, dim=1), whole, rtol=1e-3, atol=2e-4)
+    for layer in routed(model, cache):  # memberships can be had at any time
+        assert layer.group_memberships.shape[:2] == said.shape
+
+
+@pytest.mark.parametrize("routing", ["per_head", "shared"])
+def test_memberships_made_of_numbers_are_those_that_would_have_been_kept(routing: str) -> None:
+    model, ids = model_of(routing), token_ids(length=60)
+    kept = []
+    for path in ("auto", "masked"):  # who names a path does not take the short way
+        set_routing(model, path=path)
+        cache = DynamicCache(config=model.config)
+        for some in ids.split([40, *[1] * 20], dim=1):
+            step(model, cache, some)
+        layers = routed(model, cache)
+        assert all((layer.group_numbers is None) == (path == "masked") for layer in layers)
+        kept.append([layer.group_memberships for layer in layers])
+    assert all(torch.equal(*pair) for pair in zip(*kept, strict=True))
+
+
+def test_a_budget_may_change_on_the_way() -> None:
+    """Earlier tokens keep what they found under the other one, as they do without numbers."""
+    model, ids, logits = model_of("per_head"), token_ids(length=60), []
+    for path in ("auto", "masked"):
+        set_routing(model, path=path, pairs="0.3")
+        cache = DynamicCache(config=model.config)
+        for some in ids[:, :50].split([40, *[1] * 10], dim=1):
+            step(model, cache, some)
+        set_routing(model, path=path, pairs="0.9")
+        logits.append(torch.cat([step(model, cache, ids[:, i : i + 1]) for i in range(50, 60)], dim=1))
+    torch.testing.assert_close(*logits, rtol=1e-3, atol=2e-4)
+
+
+def test_who_looks_on_sees_every_token() -> None:
+    model, ids, seen = model_of("per_head"), token_ids(length=60), []
+    cache = DynamicCache(config=model.config)
+    step(model, cache, ids[:, :50])
+    with observe_routing(model, lambda layer, scores, memberships: seen.append(memberships.shape[1])):
+        step(model, cache, ids[:, 50:51])
+    assert seen and set(seen) == {1}
+    assert all(layer.group_numbers is None for layer in routed(model, cache))
+
+
+@pytest.mark.parametrize("routing", ["per_head", "shared"])
+def test_a_long_cache_is_sorted_by_groups_from_there(routing: str, monkeypatch: Any) -> None:
+    model, ids = model_of(routing), token_ids(length=60)
+    cache = DynamicCache(config=model.config)
+    for some in ids[:, :50].split([40, *[1] * 10], dim=1):
+        step(model, cache, some)
+    monkeypatch.setattr(stored, "GROUPED_TOKENS_PER_SLAB", 0)
+    monkeypatch.setattr(stored, "GROUPED_TOKENS_BY_HEAD", 0)
+    logits = [step(model, cache, ids[:, i : i + 1]) for i in range(50, 60)]
+    assert all(layer.store is not None for layer in routed(model, cache))
+    with torch.no_grad():
+        whole = model(input_ids=ids, use_cache=False).logits[:, 50:]
+    torch.testing.assert_close(torch.cat(logits, dim=1), whole, rtol=1e-3, atol=2e-4)
+
+
+def test_routers_follow_their_tensors() -> None:
+    """What is put together once is made anew when tensors move, and sees what happens to them in place."""
+    model, ids = model_of("per_head"), token_ids(length=50)
+    (layer,) = [layer for layer in focus_layers(model) if layer.layer_idx == 0]
+    hidden = torch.randn(1, 5, layer.focus_proj["default"].shape[-1])
+    step(model, DynamicCache(config=model.config), ids)
+
+    def scores() -> torch.Tensor:
+        with torch.no_grad():
+            return layer.head_scores(hidden, "default").keys
+
+    before = scores()
+    with torch.no_grad():
+        layer.focus_balance["default"].add_(1.0)
+    torch.testing.assert_close(scores(), before + 1.0)
+    layer.focus_balance["default"].data = layer.focus_balance["default"].data + 1.0
+    torch.testing.assert_close(scores(), before + 2.0)
+    model.to(torch.float64).to(torch.float32)
+    torch.testing.assert_close(scores(), before + 2.0)
