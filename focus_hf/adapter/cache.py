@@ -88,6 +88,21 @@ def _with_memberships(layer_class: type) -> type:
         #: Of the tensors that grow with every token, by name.
         rooms: dict[str, Room] | None = None
 
+        @property
+        def group_memberships(self) -> Tensor | None:
+            """bool ``(B, S, K)``."""
+            known, numbers = self.known_memberships, self.group_numbers
+            if known is not None and numbers is not None and (there := known.shape[1]) < numbers.shape[-1]:
+                each = int(self.groups_each or 1)
+                width = known.shape[-1] * each // numbers.shape[1]
+                known = torch.cat([known, memberships_of(numbers[..., there:], width, each)], dim=1)
+                self.known_memberships = known
+            return known
+
+        @group_memberships.setter
+        def group_memberships(self, memberships: Tensor | None) -> None:
+            self.known_memberships, self.group_numbers = memberships, None
+
         # -- storage by groups -----------------------------------------------------------------------------------
 
         def start_store(self, store: GroupedStore, unpadded: bool, classes: Sequence[HeadClass] | None = None) -> None:
@@ -186,21 +201,6 @@ def _with_memberships(layer_class: type) -> type:
             self.store.crop(-tokens_to_remove)
 
         # -- memberships -----------------------------------------------------------------------------------------
-
-        @property
-        def group_memberships(self) -> Tensor | None:
-            """bool ``(B, S, K)``."""
-            known, numbers = self.known_memberships, self.group_numbers
-            if known is not None and numbers is not None and (there := known.shape[1]) < numbers.shape[-1]:
-                each = int(self.groups_each or 1)
-                width = known.shape[-1] * each // numbers.shape[1]
-                known = torch.cat([known, memberships_of(numbers[..., there:], width, each)], dim=1)
-                self.known_memberships = known
-            return known
-
-        @group_memberships.setter
-        def group_memberships(self, memberships: Tensor | None) -> None:
-            self.known_memberships, self.group_numbers = memberships, None
 
         def go_on_by_numbers(self, numbers: Tensor, before: int) -> None:
             """Groups of all tokens, of which those before were known; others may have been there that were cropped."""

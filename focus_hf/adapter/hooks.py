@@ -10,7 +10,7 @@ from torch import nn
 
 from ..escape import shown
 from .cache import find_cache
-from .call import RoutedConfig
+from .call import OneTokenRouting, RoutedConfig, Routing
 from .continuous import route_pages
 from .discovery import slot_by_call
 from .layer import FocusLayer
@@ -54,6 +54,7 @@ class _Hooks:
         if (adapter_name is None or self.router.mode == "dense") and not paged:
             return
         hidden_states = args[0] if args else kwargs["hidden_states"]
+        call: Routing | OneTokenRouting | None
         if paged:  # also where nothing is routed: its tokens are then known to have no groups
             call = route_pages(self.router, hidden_states, kwargs)
         else:
