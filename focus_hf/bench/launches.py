@@ -143,7 +143,8 @@ def _prefill(model: Any, setting: Setting, batch: int) -> Callable[[], Any]:
 
 
 def _decode(model: Any, setting: Setting, batch: int, path: str) -> Callable[[], Any]:
-    """One token after a prompt that is cached in the way that the path names."""
+    """One token after a prompt that is cached in the way that the path names, and after another token: the first one
+    makes room for those that follow."""
     prompt = _prefill(model, setting, batch)
     past = prompt().past_key_values
     if path.startswith("cache by groups"):
@@ -153,7 +154,12 @@ def _decode(model: Any, setting: Setting, batch: int, path: str) -> Callable[[],
                 classes = None if config.plain else head_classes(config, number)
                 store_by_groups(layer, setting.pattern, positions, unpadded=True, classes=classes)
     ids = torch.zeros(batch, 1, dtype=torch.long)
-    return lambda: model(input_ids=ids, past_key_values=past, use_cache=True)
+
+    def step() -> Any:
+        return model(input_ids=ids, past_key_values=past, use_cache=True)
+
+    step()
+    return step
 
 
 def _count(model: Any, call: Callable[[], Any]) -> LaunchCounter:
@@ -193,7 +199,7 @@ def _model(setting: Setting, routing: str) -> Any:
             num_hidden_layers=2,
             num_attention_heads=4,
             num_key_value_heads=2,
-            max_position_embeddings=setting.length + 1,
+            max_position_embeddings=setting.length + 2,
         )
     )
     config = FocusConfig(

@@ -51,7 +51,8 @@ class Budget:
         wanted: mean share of pairs that was asked for.
         length: at which it holds.
         pairs: that are attended.
-        loss: sum of the costs, in nats per token: an estimate of the divergence from dense predictions.
+        loss: sum of the costs without what recall adds, in nats per token: an estimate of the divergence from dense
+            predictions on ordinary text.
         heads: how many attend in which way.
         patterns: of each head, as in ``head_patterns``.
     """
@@ -64,7 +65,9 @@ class Budget:
     patterns: Patterns
 
 
-def choose_budget(table: Table, wanted: float, length: int, uniform: bool, headroom: float = 0.0) -> Budget:
+def choose_budget(
+    table: Table, wanted: float, length: int, uniform: bool, headroom: float = 0.0, ordinary: Table | None = None
+) -> Budget:
     """Choose how each head attends.
 
     Args:
@@ -73,6 +76,7 @@ def choose_budget(table: Table, wanted: float, length: int, uniform: bool, headr
         length: at which the costs were measured.
         uniform: one option for all heads.
         headroom: share of the budget that is left over.
+        ordinary: the costs without recall, if these are with it.
 
     Raises:
         ValueError: the budget is too small for any choice.
@@ -84,7 +88,8 @@ def choose_budget(table: Table, wanted: float, length: int, uniform: bool, headr
         raise error if not headroom else ValueError(f"pairs={wanted:g} less headroom={headroom:g}: {error}") from None
     patterns = {head: dict(option.pattern()) for head, option in chosen.items()}
     heads = Counter(str(pattern["attend"]) for pattern in patterns.values())
-    return Budget(wanted, length, mean_pairs(table, chosen), total_loss(table, chosen), dict(heads), patterns)
+    loss = total_loss(table if ordinary is None else ordinary, chosen)
+    return Budget(wanted, length, mean_pairs(table, chosen), loss, dict(heads), patterns)
 
 
 def round_to_half(routed: nn.Module) -> None:

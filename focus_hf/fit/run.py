@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from rich.progress import Progress
-from torch import Tensor, nn
+from torch import nn
 from transformers import AutoTokenizer, set_seed
 
 from ..adapter.config import FocusConfig
@@ -35,10 +35,9 @@ from ..train.outcome import replace_sample, write_records
 from .assemble import Budget, Table, add_adapter, choose_budget, cost_table, round_to_half
 from .capture import capture
 from .layer import LayerFit, fit_layer, load_layer, save_layer
-from .recall import with_copies
 from .recipe import FitRecipe
 from .store import bytes_per_window, read
-from .windows import spread_windows
+from .windows import Windows, choose_windows
 
 #: Folder of fitted layers, inside the adapter's.
 LAYERS = "fit"
@@ -65,21 +64,6 @@ class FitResult:
     results: Results
     budgets: list[Budget]
     tables: dict[int, Table]
-
-
-@dataclass(frozen=True)
-class _Windows:
-    """Token ids by number, and what they are for; of those with copies, which of their tokens are copied."""
-
-    ids: dict[int, Tensor]
-    fit_on: list[int]
-    measure_on: dict[int, list[int]]
-    recall_on: dict[int, list[int]]
-    copied: dict[int, Tensor]
-
-    def for_recall(self) -> _Windows:
-        """Those with copies alone."""
-        return _Windows({number: self.ids[number] for number in self.copied}, [], {}, self.recall_on, self.copied)
 
 
 def fit(
@@ -112,7 +96,7 @@ def fit(
     tokenizer = AutoTokenizer.from_pretrained(recipe.tokenizer or recipe.model, revision=tokenizer_commit)
     model = load_base(recipe.model, device_map=recipe.device_map, dtype=recipe.dtype, revision=commit)
     check_length(max(recipe.seq_len, *recipe.at), model.config)
-    windows = _choose_windows(texts, tokenizer, recipe)
+    windows = choose_windows(texts, tokenizer, recipe)
     embeddings: Any = model.get_input_embeddings()
     for number, ids in windows.ids.items():
         check_vocabulary(ids, embeddings.weight.shape[0], texts[number % len(texts)].name)
@@ -133,7 +117,11 @@ def fit(
         fitted |= dict(_fit_layers(model, others, windows.for_recall(), recipe, made_from, shown, partly))
     tables = {length: cost_table(fitted, length) for length in recipe.lengths}
     budgets = [
-        choose_budget(cost_table(fitted, length, recall), share, length, recipe.uniform, recipe.headroom)
+        choose_budget(
+            *(cost_table(fitted, length, recall), share, length, recipe.uniform),
+            headroom=recipe.headroom,
+            ordinary=tables[length],
+        )
         for share, length, recall in zip(recipe.pairs, recipe.at, recipe.recall, strict=True)
     ]
     config.head_patterns = budgets[0].patterns
@@ -179,22 +167,6 @@ def _refuse_to_overwrite(out: Path, recipe: FitRecipe) -> None:
         shutil.rmtree(out / LAYERS)
 
 
-def _choose_windows(texts: Sequence[Texts], tokenizer: Any, recipe: FitRecipe) -> _Windows:
-    lengths = [recipe.seq_len] * recipe.windows
-    measure_on = {}
-    for length in recipe.lengths:
-        measure_on[length] = list(range(len(lengths), len(lengths) + recipe.cost_windows))
-        lengths += [length] * recipe.cost_windows
-    ids = dict(enumerate(spread_windows(texts, tokenizer, lengths, recipe.seed)))
-    recall_on, copied = {}, {}
-    for length in recipe.recall_lengths:
-        recall_on[length] = list(range(len(ids), len(ids) + recipe.cost_windows))
-        for number, source in zip(recall_on[length], measure_on[length], strict=True):
-            generator = torch.Generator().manual_seed(recipe.seed * 1_000_003 + number)
-            ids[number], copied[number] = with_copies(ids[source], generator)
-    return _Windows(ids, list(range(recipe.windows)), measure_on, recall_on, copied)
-
-
 def _made_from(recipe: FitRecipe, texts: Sequence[Texts], commit: str | None) -> str:
     """What stands for everything that fitted layers depend on."""
     facts = {name: getattr(recipe, name) for name in _DECIDE}
@@ -224,7 +196,7 @@ def _layer_file(recipe: FitRecipe, layer: int) -> Path:
 def _fit_layers(
     model: Any,
     targets: dict[int, nn.Module],
-    windows: _Windows,
+    windows: Windows,
     recipe: FitRecipe,
     made_from: str,
     progress: Progress,
@@ -268,7 +240,7 @@ def _fit_layers(
                 yield layer, found
 
 
-def _passes(layers: Sequence[int], model_config: Any, windows: _Windows, recipe: FitRecipe) -> Iterator[list[int]]:
+def _passes(layers: Sequence[int], model_config: Any, windows: Windows, recipe: FitRecipe) -> Iterator[list[int]]:
     """Layers whose captured tensors find room together; the later ones first, since the backward pass meets them
     first."""
     each = sum(bytes_per_window(model_config, len(ids), recipe.rows) for ids in windows.ids.values())
