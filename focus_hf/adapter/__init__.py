@@ -16,8 +16,9 @@ from .control import (  # noqa: E402
 )
 from .heads import HeadView  # noqa: E402
 from .host_cache import FocusCache, HostTier  # noqa: E402
-from .layer import FocusLayer, Router, final_scores, focus_layers, groups_read  # noqa: E402
+from .layer import FocusLayer, focus_layers  # noqa: E402
 from .model import FocusModel  # noqa: E402
+from .router import Router, final_scores, groups_read  # noqa: E402
 
 register()
 
