@@ -30,7 +30,7 @@ from .cache import tokens_seen
 GROUPED_TOKENS_PER_SLAB = 2048
 
 #: Likewise where each head attends in its own way; from here on heads with a window only let tokens go.
-GROUPED_TOKENS_BY_HEAD = 4096
+GROUPED_TOKENS_BY_HEAD = 8192
 
 #: More sets of groups than this would leave the slabs too small.
 MAX_SLABS = 64
@@ -80,8 +80,13 @@ def can_store_by_groups(
     if classes is not None:
         gains = any(not row.everything for row in head_rows(classes))
         return gains and tokens_seen(layer) >= GROUPED_TOKENS_BY_HEAD
-    read = slabs - math.comb(num_groups - top_k, top_k)  # sets that share a group with the query's
-    return tokens_seen(layer) >= GROUPED_TOKENS_PER_SLAB * (1 + read)
+    return tokens_seen(layer) >= pays_from(num_groups, top_k)
+
+
+def pays_from(num_groups: int, top_k: int) -> int:
+    """Cached tokens from which a layer whose heads attend alike is stored by groups."""
+    read = math.comb(num_groups, top_k) - math.comb(num_groups - top_k, top_k)  # sets that share one with the query's
+    return GROUPED_TOKENS_PER_SLAB * (1 + read)
 
 
 def _room_for_lists(layer: Any, classes: Sequence[HeadClass] | None) -> int | None:

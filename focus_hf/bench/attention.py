@@ -9,18 +9,23 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from ..adapter.room import Room
+from ..adapter.stored import pays_from
 from ..attention import (
     GroupedStore,
     Known,
+    OneToken,
     Problem,
     Scores,
     WhoAttends,
+    attend_one_token,
     attend_store,
     count_pairs,
     find_kernel,
     focus_attention,
     kernel_named,
     make_plan,
+    numbers_of,
 )
 from ..attention.kernels import Kernel
 from ..attention.paths import choose_path
@@ -66,23 +71,16 @@ def bench_attention(setting: Setting, seconds: float = 5.0) -> Measurement:
 
 @torch.no_grad()
 def bench_decode(setting: Setting, seconds: float = 3.0) -> Measurement:
-    """One new token against a cache of ``length`` tokens stored by groups; queries of random groups."""
-    _, key, value, memberships = random_call(setting, setting.length)
-    key, value = key.contiguous(), value.contiguous()  # as a cache holds them
-    tokens = 512  # that come one after the other; what routes them is not part of attention
-    columns = torch.arange(setting.length + tokens, device=setting.device)[None]
-    store = GroupedStore(setting.pattern, setting.num_groups, setting.top_k, like=(key, value))
-    store.append(key, value, store.pack(memberships), columns[:, : setting.length], setting.top_k)
+    """One new token against a cache of ``length`` tokens, stored as a model stores it; queries of random groups.
+
+    Taking the token in is part of it; what routes it is not.
+    """
     query, *_ = random_call(setting, 1)
-    kernel, scores = _kernel(setting, query, value), Scores(setting.head_dim**-0.5)
-    groups = random_call(setting, tokens)[3]
-    key_of_one, value_of_one = key[:, :, :1], value[:, :, :1]
-
-    def focus() -> Tensor:
-        step = store.columns.shape[1] - setting.length
-        seen, new = columns[:, : setting.length + step + 1], groups[:, step : step + 1]
-        return attend_store(store, query, key_of_one, value_of_one, seen, new, scores, kernel, setting.top_k)
-
+    _, key, value, memberships = random_call(setting, setting.length)
+    by_groups = setting.length >= pays_from(setting.num_groups, setting.top_k)
+    kernel = _kernel(setting, query, value)
+    key, value = key.contiguous(), value.contiguous()  # as a cache holds them
+    focus = (_by_groups if by_groups else _by_numbers)(setting, query, key, value, memberships, kernel)
     denses = dense_functions(query, key, value, causal=False)
     times = interleaved({**denses, "focus": focus}, setting.device, seconds, least=40, most=200)
     baseline = min(denses, key=lambda name: times[name])
@@ -93,8 +91,49 @@ def bench_decode(setting: Setting, seconds: float = 3.0) -> Measurement:
         times["focus"],
         limit=_decode_limit(setting, memberships[0]),
         baseline=baseline,
-        path=f"by groups, {kernel.name}",
+        path=f"by groups, {kernel.name}" if by_groups else "plain, by numbers",
     )
+
+
+#: That come one after the other.
+_NEW_TOKENS = 512
+
+
+def _by_groups(
+    setting: Setting, query: Tensor, key: Tensor, value: Tensor, memberships: Tensor, kernel: Kernel
+) -> Callable[[], Tensor]:
+    columns = torch.arange(setting.length + _NEW_TOKENS, device=setting.device)[None]
+    store = GroupedStore(setting.pattern, setting.num_groups, setting.top_k, like=(key, value))
+    store.append(key, value, store.pack(memberships), columns[:, : setting.length], setting.top_k)
+    groups, scores = random_call(setting, _NEW_TOKENS)[3], Scores(setting.head_dim**-0.5)
+    key_of_one, value_of_one = key[:, :, :1], value[:, :, :1]
+
+    def focus() -> Tensor:
+        step = store.columns.shape[1] - setting.length
+        seen, new = columns[:, : setting.length + step + 1], groups[:, step : step + 1]
+        return attend_store(store, query, key_of_one, value_of_one, seen, new, scores, kernel, setting.top_k)
+
+    return focus
+
+
+def _by_numbers(
+    setting: Setting, query: Tensor, key: Tensor, value: Tensor, memberships: Tensor, kernel: Kernel
+) -> Callable[[], Tensor]:
+    held = [key, value, numbers_of(memberships, setting.num_groups, setting.top_k)]
+    groups, rooms = random_call(setting, _NEW_TOKENS)[3], [Room() for _ in held]
+    own = numbers_of(groups, setting.num_groups, setting.top_k)
+    reads = torch.zeros(groups.shape, device=setting.device).masked_fill(~groups, float("-inf"))
+    key_of_one, value_of_one = key[:, :, :1], value[:, :, :1]
+
+    def focus() -> Tensor:
+        step = held[0].shape[2] - setting.length
+        new = key_of_one, value_of_one, own[..., step : step + 1]
+        for place, room in enumerate(rooms):
+            held[place] = room.append(held[place], new[place], -1 if place == 2 else -2)
+        token = OneToken(held[2], reads[:, step : step + 1], (setting.pattern,))
+        return attend_one_token(query, held[0], held[1], token, setting.head_dim**-0.5)
+
+    return focus
 
 
 def _decode_limit(setting: Setting, memberships: Tensor) -> float:
