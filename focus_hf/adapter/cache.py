@@ -196,18 +196,20 @@ def _with_memberships(layer_class: type) -> type:
         def crop(self, tokens_to_remove: int) -> None:
             if self.store is None or tokens_to_remove >= 0:
                 super().crop(tokens_to_remove)
+                self._forget_groups(self.get_seq_length())
                 return
             self.num_stored += tokens_to_remove
             self.store.crop(-tokens_to_remove)
 
         # -- memberships -----------------------------------------------------------------------------------------
 
-        def go_on_by_numbers(self, numbers: Tensor, before: int) -> None:
-            """Groups of all tokens, of which those before were known; others may have been there that were cropped."""
-            known = self.known_memberships
-            if known is not None and known.shape[1] > before:
-                self.known_memberships = known[:, :before]
-            self.group_numbers = numbers
+        def _forget_groups(self, seen: int) -> None:
+            """Of tokens that are no more: others may come in their places, of which nobody says in which groups."""
+            known, numbers = self.known_memberships, self.group_numbers
+            if known is not None and known.shape[1] > seen:
+                self.known_memberships = known[:, :seen]
+            if numbers is not None and numbers.shape[-1] > seen:
+                self.group_numbers = numbers[..., :seen]
 
         def _update_memberships(self, change: Callable[[Tensor], Tensor]) -> None:
             numbers = self.group_numbers

@@ -33,7 +33,7 @@ def append_memberships(layer: Any, new: Tensor, owner: object, groups_each: int 
     if known is None or layer.group_owner != owner or known.shape[0] != batch:
         known = new.new_zeros(batch, 0, num_groups)
     earlier = known.to(new.device)
-    if earlier.shape[1] > seen:  # the cache was cropped since
+    if earlier.shape[1] > seen:  # the cache was cut by other means than its crop()
         earlier = earlier[:, :seen]
     if (unknown := seen - earlier.shape[1]) > 0:
         earlier = torch.cat([earlier, new.new_ones(batch, unknown, num_groups)], dim=1)
@@ -67,15 +67,13 @@ def append_numbers(
         return None
     if numbers is None:
         known = layer.group_memberships
-        if known is None or known.shape[0] != new.shape[0] or known.shape[1] < seen:
+        if known is None or known.shape[0] != new.shape[0] or known.shape[1] != seen:
             return None
         if known.shape[2] != routings * num_groups:
             return None
-        numbers = numbers_of(known[:, :seen], num_groups, groups_each)
-    elif numbers.shape[0] != new.shape[0] or numbers.shape[-1] < seen:
+        numbers = numbers_of(known, num_groups, groups_each)
+    elif numbers.shape[0] != new.shape[0] or numbers.shape[-1] != seen:
         return None
-    if numbers.shape[-1] > seen:  # the cache was cropped since
-        numbers = numbers[..., :seen]
-    layer.go_on_by_numbers(layer.join("group_numbers", numbers, new, dim=-1), seen)
-    grown: Tensor = layer.group_numbers
+    grown: Tensor = layer.join("group_numbers", numbers, new, dim=-1)
+    layer.group_numbers = grown
     return grown

@@ -90,6 +90,23 @@ def test_memberships_made_of_numbers_are_those_that_would_have_been_kept(routing
     assert all(torch.equal(*pair) for pair in zip(*kept, strict=True))
 
 
+def test_tokens_in_the_places_of_cropped_ones_are_not_taken_for_them() -> None:
+    """Also if nobody looked on when they came: nothing is known of their groups, and everybody attends to them."""
+    model, ids = model_of("per_head"), token_ids(length=60)
+    cache = DynamicCache(config=model.config)
+    for some in ids[:, :46].split([40, *[1] * 6], dim=1):
+        step(model, cache, some)
+    set_routing(model, mode="dense")
+    step(model, cache, ids[:, 46:48])
+    cache.crop(-4)
+    step(model, cache, ids[:, 50:54])
+    set_routing(model, mode="hard")
+    step(model, cache, ids[:, 54:55])
+    for layer in routed(model, cache):
+        known = layer.group_memberships
+        assert known.shape[1] == 49 and known[:, 44:48].all() and not known[:, :44].all(-1).any()
+
+
 def test_a_budget_may_change_on_the_way() -> None:
     """Earlier tokens keep what they found under the other one, as they do without numbers."""
     model, ids, logits = model_of("per_head"), token_ids(length=60), []
