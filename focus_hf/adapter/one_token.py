@@ -19,7 +19,7 @@ from .call import OneTokenRouting, Routing
 from .config import FocusConfig
 from .decide import dense_by_groups
 from .layer import FocusLayer
-from .remembered import append_numbers
+from .remembered import append_numbers, known_numbers
 
 
 @torch.no_grad()
@@ -65,11 +65,12 @@ def _shared(
 ) -> OneTokenRouting | None:
     if config.routing != "shared" or dense_by_groups(config, hidden_states, config.top_k):
         return None
+    known = known_numbers(layer, hidden_states.shape[0], adapter_name, config.num_groups, config.top_k, 1)
+    if known is None:
+        return None
     scores, balance = router(hidden_states, adapter_name)
     own = (scores + balance).topk(config.top_k, dim=-1).indices
-    numbers = append_numbers(layer, own.transpose(1, 2), adapter_name, config.num_groups, config.top_k, 1)
-    if numbers is None:
-        return None
+    numbers = append_numbers(layer, known, own.transpose(1, 2))
     reads = torch.full_like(scores, float("-inf")).scatter_(-1, own, 0.0)
     token = OneToken(numbers, reads, (config.pattern,))
     spelled_out = partial(_spelled_out, layer, config, adapter_name, None, None)
@@ -87,12 +88,13 @@ def _per_head(
     top_ks = _groups_read(config, router.layer_idx)
     if config.routing != "per_head" or not top_ks:
         return None
-    scores = router.head_scores(hidden_states, adapter_name)
-    assert scores is not None  # there are heads that read groups
-    own, owner = scores.keys.argmax(dim=-1).transpose(1, 2), (adapter_name, len(top_ks) * config.num_groups)
-    numbers = append_numbers(layer, own, owner, config.num_groups, 1, len(top_ks))
-    if numbers is None:
+    owner = (adapter_name, len(top_ks) * config.num_groups)
+    known = known_numbers(layer, hidden_states.shape[0], owner, config.num_groups, 1, len(top_ks))
+    if known is None:
         return None
+    scores = router.head_scores(hidden_states, adapter_name)
+    assert scores is not None  # there are heads with centroids
+    numbers = append_numbers(layer, known, scores.keys.argmax(dim=-1).transpose(1, 2))
     queries = scores.queries[:, 0]
     best_first = queries.topk(max(top_ks), dim=-1).indices
     read = starts_as_scores(top_ks, like=queries).expand_as(best_first)

@@ -44,36 +44,45 @@ def append_memberships(layer: Any, new: Tensor, owner: object, groups_each: int 
     return layer.group_memberships
 
 
-def append_numbers(
-    layer: Any, new: Tensor, owner: object, num_groups: int, groups_each: int, routings: int
+def known_numbers(
+    layer: Any, batch: int, owner: object, num_groups: int, groups_each: int, routings: int
 ) -> Tensor | None:
-    """`append_memberships` of one token for each sequence, by the numbers of its groups.
+    """The groups of all tokens seen by their numbers, to go on from with `append_numbers`.
 
     Args:
         layer: from `cache_layer`, before the new tokens' keys are added.
-        new: int64 ``(B, P * k, 1)``, as from `numbers_of`.
+        batch: ``B``.
         owner: the adapter.
         num_groups: ``K``.
         groups_each: ``k``.
         routings: ``P``.
 
     Returns:
-        int64 ``(B, P * k, tokens seen + 1)``; ``None``, and nothing is stored, where it is not known that all tokens
-        seen have so many groups of this adapter.
+        int64 ``(B, P * k, tokens seen)``; ``None`` where it is not known that they all have so many groups of this
+        adapter.
     """
-    seen = tokens_seen(layer)
-    numbers = layer.group_numbers
+    seen, numbers = tokens_seen(layer), layer.group_numbers
     if layer.group_owner != owner or layer.groups_each != groups_each or not seen:
         return None
     if numbers is None:
         known = layer.group_memberships
-        if known is None or known.shape[0] != new.shape[0] or known.shape[1] != seen:
+        if known is None or known.shape != (batch, seen, routings * num_groups):
             return None
-        if known.shape[2] != routings * num_groups:
-            return None
-        numbers = numbers_of(known, num_groups, groups_each)
-    elif numbers.shape[0] != new.shape[0] or numbers.shape[-1] != seen:
-        return None
-    grown: Tensor = layer.join("group_numbers", numbers, new, dim=-1)
-    layer.group_numbers = grown
-    return grown
+        return numbers_of(known, num_groups, groups_each)
+    return numbers if (numbers.shape[0], numbers.shape[-1]) == (batch, seen) else None
+
+
+def append_numbers(layer: Any, known: Tensor, new: Tensor) -> Tensor:
+    """`append_memberships` of one token for each sequence, by the numbers of its groups.
+
+    Args:
+        layer: from `cache_layer`.
+        known: from `known_numbers`.
+        new: int64 ``(B, P * k, 1)``.
+
+    Returns:
+        int64 ``(B, P * k, tokens seen + 1)``.
+    """
+    numbers: Tensor = layer.join("group_numbers", known, new, dim=-1)
+    layer.group_numbers = numbers
+    return numbers

@@ -1,5 +1,7 @@
 """One new token of each sequence against keys in plain storage: all heads in one masked call.
 
+Where nothing is hidden and each token is in a known number of groups, `group_numbers` does the same with less.
+
 The query heads of a key/value head become its queries, so keys are read once and not repeated; what is read in vain is
 cheaper than one call for each head, until the cache is stored by groups (`store`).
 """

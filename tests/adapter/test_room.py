@@ -85,11 +85,17 @@ def steps(model, cache, ids):
         return [model(input_ids=token[None, None], past_key_values=cache).logits for token in ids]
 
 
-def test_tokens_go_behind_those_of_the_cache(model):
-    ids = token_ids(length=60)[:1]
+def cache_of(model, ids):
+    """With 40 tokens at once in it."""
     cache = DynamicCache(config=model.config)
     with torch.no_grad():
         model(input_ids=ids[:, :40], past_key_values=cache)
+    return cache
+
+
+def test_tokens_go_behind_those_of_the_cache(model):
+    ids = token_ids(length=60)[:1]
+    cache = cache_of(model, ids)
     steps(model, cache, ids[0, 40:41])
     layer = cache.layers[0]
     places = [tensor.data_ptr() for tensor in (layer.keys, layer.values, layer.group_numbers)]
@@ -104,9 +110,7 @@ def test_tokens_go_behind_those_of_the_cache(model):
 def test_two_sequences_go_on_from_one_cache(model, copied):
     """Copies, also such as share their tensors, do not write into each other."""
     ids = token_ids(length=60)
-    cache = DynamicCache(config=model.config)
-    with torch.no_grad():
-        model(input_ids=ids[:1, :40], past_key_values=cache)
+    cache = cache_of(model, ids[:1])
     steps(model, cache, ids[0, 40:44])
     if copied == "deep":
         other = copy.deepcopy(cache)
@@ -140,9 +144,7 @@ def test_a_cache_is_used_with_and_without_inference_mode(model):
 
 def test_memory_is_let_go_with_what_it_held(model):
     ids = token_ids(length=60)[:1]
-    cache = DynamicCache(config=model.config)
-    with torch.no_grad():
-        model(input_ids=ids[:, :40], past_key_values=cache)
+    cache = cache_of(model, ids)
     steps(model, cache, ids[0, 40:44])
     layer = cache.layers[0]
     assert layer.rooms
