@@ -71,6 +71,11 @@ class FocusSettings:
         super().__setattr__(name, value)
         self.__dict__.pop("_made", None)
 
+    @property
+    def version(self) -> object:
+        """Another one whenever a setting was given another value."""
+        return self.__dict__.setdefault("_made", {})
+
     def once(self, name: tuple[Any, ...], make: Callable[[], Any]) -> Any:
         """What follows from the settings, made once: every layer asks at every token. Made anew when a setting was
         given another value; tables are replaced, not changed in place.

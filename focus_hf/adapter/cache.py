@@ -24,6 +24,7 @@ from ..attention import (
     memberships_of_columns,
 )
 from .room import Room, can_share
+from .unrouted import Unrouted
 
 
 def find_cache(values: tuple[Any, ...]) -> Cache | None:
@@ -64,8 +65,10 @@ def _with_memberships(layer_class: type) -> type:
         _layer_type = None  # or transformers would take it for the default layer of that type
         #: Perhaps of some tokens only, where there are numbers of all: see `group_memberships`.
         known_memberships: Tensor | None = None
-        #: int64 ``(B, P * k, S)``, where single tokens go on by numbers.
-        group_numbers: Tensor | None = None
+        #: See `group_numbers`: without those of tokens that are `unrouted`.
+        found_numbers: Tensor | None = None
+        #: The last tokens, if nobody has asked for their groups yet.
+        unrouted: Unrouted | None = None
         group_owner: object = None
         #: Every token is in exactly this many groups, if that is known without looking.
         groups_each: int | None = None
@@ -73,6 +76,8 @@ def _with_memberships(layer_class: type) -> type:
         device_tokens: int | None = None
         #: While the layer is stored by groups; its own tensors are then empty.
         store: GroupedStore | None = None
+        #: Outside of a store it keeps all keys in their order, and nothing else.
+        keeps_all = layer_class is DynamicLayer
         num_stored = 0
         #: Nothing in the store is padding.
         store_unpadded = False
@@ -87,6 +92,17 @@ def _with_memberships(layer_class: type) -> type:
         routed = False
         #: Of the tensors that grow with every token, by name.
         rooms: dict[str, Room] | None = None
+
+        @property
+        def group_numbers(self) -> Tensor | None:
+            """int64 ``(B, P * k, S)``, where single tokens go on by numbers."""
+            if self.unrouted is not None:
+                self.group_numbers = self.unrouted.find()
+            return self.found_numbers
+
+        @group_numbers.setter
+        def group_numbers(self, numbers: Tensor | None) -> None:
+            self.found_numbers, self.unrouted = numbers, None
 
         @property
         def group_memberships(self) -> Tensor | None:

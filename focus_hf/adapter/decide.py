@@ -93,7 +93,7 @@ def decide(
         return Decision(soft=True, dense=is_short)
     # Cached tokens may have had fewer groups: `dense_by_groups` knows.
     alike = classes is None and window is None
-    everyone_meets = alike and cache_layer is None and _any_two_share(config.top_k, config.num_groups)
+    everyone_meets = alike and cache_layer is None and any_two_share(config.top_k, config.num_groups)
     return Decision(soft=False, dense=is_short or everyone_meets)
 
 
@@ -106,11 +106,12 @@ def dense_by_groups(config: FocusConfig, memberships: Tensor, groups_each: int |
         groups_each: every token is in exactly this many groups; ``None`` if that is not known.
     """
     if groups_each is not None:
-        return _any_two_share(groups_each, config.num_groups)
-    if not _any_two_share(config.top_k, config.num_groups):
+        return any_two_share(groups_each, config.num_groups)
+    if not any_two_share(config.top_k, config.num_groups):
         return False
-    return _any_two_share(int(memberships.sum(dim=-1).min()), config.num_groups)
+    return any_two_share(int(memberships.sum(dim=-1).min()), config.num_groups)
 
 
-def _any_two_share(groups_each: int, num_groups: int) -> bool:
+def any_two_share(groups_each: int, num_groups: int) -> bool:
+    """Whether any two tokens share a group, each being in so many of ``num_groups``."""
     return 2 * groups_each > num_groups

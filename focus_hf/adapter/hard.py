@@ -103,26 +103,24 @@ def hard_attention(
     return output
 
 
-def attend_new_token(
-    routing: OneTokenRouting,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    scores: Scores,
-) -> Tensor | None:
-    """Inference: one new token for each sequence against keys in plain storage, by the numbers of groups.
+def attend_new_token(routing: OneTokenRouting, tensors: Sequence[Tensor], scale: float | None) -> Tensor | None:
+    """Inference: one new token for each sequence against keys in plain storage, by the numbers of groups, with plain
+    scores and nothing hidden.
 
-    Arguments as for `hard_attention`.
+    Args:
+        routing: of this call.
+        tensors: queries ``(B, H, 1, D)``, keys ``(B, H_kv, S, D)`` and values ``(B, H_kv, S, D_v)``.
+        scale: factor on ``q . k``, ``D ** -0.5`` if ``None``.
 
     Returns:
-        ``(B, H, 1, D_v)``; ``None`` for scores or masks that need more than that.
+        ``(B, H, 1, D_v)``; ``None`` where the keys are not those of the tokens that were routed.
     """
-    token, layer, length = routing.token, routing.cache_layer, key.shape[2]
-    if mask is not None or not scores.is_plain or scores.sink_logits is not None or token.numbers.shape[-1] != length:
+    token, layer, (query, key, value) = routing.token, routing.cache_layer, tensors
+    length = key.shape[2]
+    if token.numbers.shape[-1] != length:
         return None
-    output = attend_one_token(query, key, value, token, scores.scale)
-    if not too_short_to_store(layer) and not output.requires_grad:
+    output = attend_one_token(query, key, value, token, query.shape[-1] ** -0.5 if scale is None else scale)
+    if not too_short_to_store(layer):
         kernel = find_kernel(query, value)
         if can_store_by_groups(layer, token.reads.shape[-1], routing.groups_each, kernel, routing.classes):
             positions = count_up(length, like=key).expand(key.shape[0], length)

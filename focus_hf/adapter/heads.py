@@ -209,19 +209,27 @@ class HeadRouters:
 def head_scores(hidden_states: Tensor, routers: HeadRouters) -> HeadScores:
     """Score every token ``(B, T, d)``, as it enters the attention module, for every head, in float32 whatever the
     model's dtype."""
-    with routing.without_autocast(hidden_states.device.type):
-        hidden, centroids, factor = hidden_states.float(), routers.centroids, 1.0 / routers.temperature
-        keys = _scores(hidden, routers.key_projection, centroids, routers.balance, factor)
-        queries = _scores(hidden, routers.query_projection, centroids, routers.query_bias, factor)
-    return HeadScores(keys, queries)
+    return HeadScores(key_scores(hidden_states, routers), query_scores(hidden_states, routers))
 
 
-def _scores(hidden: Tensor, projection: Tensor, centroids: Tensor, bias: Tensor, factor: float) -> Tensor:
+def key_scores(hidden_states: Tensor, routers: HeadRouters) -> Tensor:
+    """`HeadScores.keys` alone."""
+    return _scores(hidden_states, routers.key_projection, routers.balance, routers)
+
+
+def query_scores(hidden_states: Tensor, routers: HeadRouters) -> Tensor:
+    """`HeadScores.queries` alone."""
+    return _scores(hidden_states, routers.query_projection, routers.query_bias, routers)
+
+
+def _scores(hidden_states: Tensor, projection: Tensor, bias: Tensor, routers: HeadRouters) -> Tensor:
     """``(B, T, d)`` by ``(n * d_g, d)`` by ``(n, d_g, K)``, and ``(n, 1, K)`` added, to ``(B, T, n, K)``."""
-    heads, dim, num_groups = centroids.shape
-    batch, length, _ = hidden.shape
-    projected = F.linear(hidden, projection).view(batch * length, heads, dim)
-    scores = torch.baddbmm(bias, projected.transpose(0, 1), centroids, alpha=factor)
+    heads, dim, num_groups = routers.centroids.shape
+    batch, length, _ = hidden_states.shape
+    with routing.without_autocast(hidden_states.device.type):
+        projected = F.linear(hidden_states.float(), projection).view(batch * length, heads, dim)
+        factor = 1.0 / routers.temperature
+        scores = torch.baddbmm(bias, projected.transpose(0, 1), routers.centroids, alpha=factor)
     return scores.transpose(0, 1).view(batch, length, heads, num_groups)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 from inspect import signature
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from ..escape import shown
 from .cache import find_cache
@@ -14,6 +14,7 @@ from .call import OneTokenRouting, RoutedConfig, Routing
 from .continuous import route_pages
 from .discovery import slot_by_call
 from .layer import FocusLayer
+from .one_token import route_one_token
 from .pages import find_pages
 from .route import route
 
@@ -49,21 +50,33 @@ class _Hooks:
         self.slot_by_call = slot_by_call(attention)
 
     def before(self, attention: Any, args: tuple, kwargs: dict[str, Any]) -> None:
+        hidden_states = args[0] if args else kwargs["hidden_states"]
+        call: Routing | OneTokenRouting | None = self._one_token(hidden_states, args, kwargs)
+        if call is None:
+            call = self._tokens(attention, hidden_states, args, kwargs)
+        if call is not None:
+            _set_config(attention, RoutedConfig(attention.config, call))
+
+    def _one_token(self, hidden_states: Tensor, args: tuple, kwargs: dict[str, Any]) -> OneTokenRouting | None:
+        """The short way of what happens most: one new token of each sequence, and nothing else to be heeded."""
+        if hidden_states.shape[1] != 1 or self.slot_by_call is not None or kwargs.get("attention_mask") is not None:
+            return None
+        cache = find_cache((*args, *kwargs.values()))
+        if cache is None or kwargs.get("adapter_names") is not None:
+            return None
+        return route_one_token(self.router, hidden_states, cache)
+
+    def _tokens(self, attention: Any, hidden_states: Tensor, args: tuple, kwargs: dict[str, Any]) -> Routing | None:
         adapter_name = self.router.routing_adapter
         paged = find_pages(kwargs) is not None
         if (adapter_name is None or self.router.mode == "dense") and not paged:
-            return
-        hidden_states = args[0] if args else kwargs["hidden_states"]
-        call: Routing | OneTokenRouting | None
+            return None
         if paged:  # also where nothing is routed: its tokens are then known to have no groups
-            call = route_pages(self.router, hidden_states, kwargs)
-        else:
-            refuse_mixed_batch(kwargs.get("adapter_names"), [str(adapter_name)])
-            cache = find_cache((*args, *kwargs.values()))
-            slot = self.router.layer_idx if self.slot_by_call is None else self._slot(attention, args, kwargs)
-            call = route(self.router, str(adapter_name), hidden_states, cache, slot, kwargs.get("attention_mask"))
-        if call is not None:
-            _set_config(attention, RoutedConfig(attention.config, call))
+            return route_pages(self.router, hidden_states, kwargs)
+        refuse_mixed_batch(kwargs.get("adapter_names"), [str(adapter_name)])
+        cache = find_cache((*args, *kwargs.values()))
+        slot = self.router.layer_idx if self.slot_by_call is None else self._slot(attention, args, kwargs)
+        return route(self.router, str(adapter_name), hidden_states, cache, slot, kwargs.get("attention_mask"))
 
     def _slot(self, attention: Any, args: tuple, kwargs: dict[str, Any]) -> int:
         assert self.slot_by_call is not None

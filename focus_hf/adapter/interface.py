@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -66,8 +67,17 @@ def focus_attention_forward(
     Raises:
         NotImplementedError: the model passes something that Focus cannot honour (indices, flex masks).
     """
-    if any(kwargs.get(name) is not None for name in INDICES):
-        raise NotImplementedError("Focus does not route attention layers that choose their pairs by an index.")
+    for name in INDICES:
+        if kwargs.get(name) is not None:
+            raise NotImplementedError("Focus does not route attention layers that choose their pairs by an index.")
+    routing = module.config.routing if isinstance(module.config, RoutedConfig) else None
+    if isinstance(routing, OneTokenRouting):
+        more = attention_mask is not None or softcap is not None or s_aux is not None or sinks is not None
+        if not more and position_bias is None and not dropout:
+            output = attend_new_token(routing, _under_autocast(query, key, value), scaling)
+            if output is not None:
+                return output.transpose(1, 2).contiguous(), None
+        routing = routing.spelled_out()
     if attention_mask is not None and not isinstance(attention_mask, Tensor):
         raise NotImplementedError(
             f"Focus cannot read a {type(attention_mask).__name__} mask. Load the base model with "
@@ -76,16 +86,10 @@ def focus_attention_forward(
     scores = Scores(query.shape[-1] ** -0.5 if scaling is None else scaling, softcap, s_aux, dropout, position_bias)
     if sinks is not None:
         scores = _with_sinks(scores, sinks, query)
-    routing = getattr(module.config, "routing", None) if isinstance(module.config, RoutedConfig) else None
     if routing is None:
         return _dense(module, query, key, value, attention_mask, scores, kwargs)
 
     query, key, value = _under_autocast(query, key, value)
-    if isinstance(routing, OneTokenRouting):
-        output = attend_new_token(routing, query, key, value, attention_mask, scores)
-        if output is not None:
-            return output.transpose(1, 2).contiguous(), None
-        routing = routing.spelled_out()
     if several():
         routing = _of_part(routing, key.shape[1], split_over(module))
     if routing.attention_observer is not None:
@@ -134,11 +138,11 @@ def _with_sinks(scores: Scores, sinks: Tensor, query: Tensor) -> Scores:
     return replace(scores, bias=bias, sink_logits=query.new_zeros(query.shape[1]))
 
 
-def _under_autocast(*tensors: Tensor) -> list[Tensor]:
+def _under_autocast(*tensors: Tensor) -> Sequence[Tensor]:
     """In autocast's dtype, as PyTorch's own attention does it: rotary positions leave queries and keys in float32."""
     device = tensors[0].device.type
     if not torch.is_autocast_enabled(device):
-        return list(tensors)
+        return tensors
     return [tensor.to(torch.get_autocast_dtype(device)) for tensor in tensors]
 
 

@@ -76,7 +76,14 @@ class FocusLayer(nn.Module, BaseTunerLayer):
         self.hooks: list[RemovableHandle] = []
         self.balance_steps: deque[Tensor] = deque(maxlen=256)  # where several processes train
         self._checked: set[str] = set()
-        self._put_together: tuple[tuple[Any, ...], HeadRouters] | None = None
+        kinds = self.focus_proj, self.focus_query_proj, self.focus_centroids, self.focus_balance, self.focus_query_bias
+        self._of_heads = tuple(kind._parameters for kind in kinds)  # without torch's search among names
+        self._put_together: tuple[list[int], HeadRouters] | None = None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Also forget what follows from the layer's settings for single tokens (`one_token`)."""
+        super().__setattr__(name, value)
+        self.__dict__["for_single_tokens"] = None
 
     # -- PEFT ------------------------------------------------------------------------------------------------------
 
@@ -141,6 +148,7 @@ class FocusLayer(nn.Module, BaseTunerLayer):
     def delete_adapter(self, adapter_name: str) -> None:
         super().delete_adapter(adapter_name)
         self.configs.pop(adapter_name, None)
+        self.for_single_tokens: Any = None
         self._checked.discard(adapter_name)
 
     def merge(self, safe_merge: bool = False, adapter_names: list[str] | None = None) -> None:
@@ -215,21 +223,21 @@ class FocusLayer(nn.Module, BaseTunerLayer):
         """
         if adapter_name not in self.focus_proj:
             return None
-        self._check_finite(adapter_name)
-        return head_scores(hidden_states, self._head_routers(adapter_name))
+        return head_scores(hidden_states, self.head_routers(adapter_name))
 
-    def _head_routers(self, adapter_name: str) -> HeadRouters:
+    def head_routers(self, adapter_name: str) -> HeadRouters:
         """Its tensors, put together once for each place in memory that they have."""
-        kinds = self.focus_proj, self.focus_query_proj, self.focus_centroids, self.focus_balance, self.focus_query_bias
-        tensors: list[Any] = [kind._parameters[adapter_name] for kind in kinds]  # without torch's search among names
-        temperature = self.configs[adapter_name].temperature
-        plain = all(type(x) is nn.Parameter and x.dtype == torch.float32 for x in tensors)
-        if not plain or torch.is_grad_enabled() or torch.compiler.is_compiling():
-            return HeadRouters.of(tensors, temperature)
-        where = adapter_name, temperature, *(tensor.data_ptr() for tensor in tensors)
-        if self._put_together is None or self._put_together[0] != where:
-            self._put_together = where, HeadRouters.of(tensors, temperature)
-        return self._put_together[1]
+        tensors: list[Any] = [kind[adapter_name] for kind in self._of_heads]
+        temperature, kept = self.configs[adapter_name].temperature, self._put_together
+        may_keep = not torch.is_grad_enabled() and not torch.compiler.is_compiling()
+        is_same = kept is not None and may_keep and kept[1].temperature == temperature
+        if is_same and kept is not None and kept[0] == [tensor.data_ptr() for tensor in tensors]:
+            return kept[1]
+        self._check_finite(adapter_name)
+        routers = HeadRouters.of(tensors, temperature)
+        if may_keep and all(type(tensor) is nn.Parameter and tensor.dtype == torch.float32 for tensor in tensors):
+            self.__dict__["_put_together"] = [tensor.data_ptr() for tensor in tensors], routers
+        return routers
 
     def head_view(self, head: int, reads: Tensor) -> HeadView:
         """What observers are told in the place of this layer, for a key/value head that routes by itself."""
@@ -261,8 +269,10 @@ class FocusLayer(nn.Module, BaseTunerLayer):
             adapter_name: whose centroids.
             starts: the call starts its sequences. One that continues a cache cannot, and is an error in training only.
         """
+        if not torch.is_grad_enabled():
+            return False
         centroids = self.focus_centroids.get(adapter_name)
-        if not torch.is_grad_enabled() or centroids is None or not centroids.requires_grad:
+        if centroids is None or not centroids.requires_grad:
             return False
         config = self.configs[adapter_name]
         return self.training or (starts and config.plain and config.gate == HARD_GATE)

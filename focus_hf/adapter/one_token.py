@@ -6,113 +6,166 @@ and of earlier tokens nothing is moved.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import DynamicLayer
+from transformers.cache_utils import Cache
 
-from ..attention import HeadClasses, OneToken, starts_as_scores
+from ..attention import HeadClasses, OneToken, Windows, keeps, nothing_read, starts_as_scores
 from ..ranks import several
+from .cache import cache_layer, tokens_seen
 from .call import OneTokenRouting, Routing
 from .config import FocusConfig
-from .decide import dense_by_groups
+from .decide import any_two_share
+from .heads import head_classes, query_scores
 from .layer import FocusLayer
-from .remembered import append_numbers, known_numbers
+from .remembered import append_numbers, go_on, known_numbers
 
 
-@torch.no_grad()
-def route_one_token(
-    router: FocusLayer,
-    adapter_name: str,
-    hidden_states: Tensor,
-    layer: Any,
-    classes: HeadClasses | None,
-    mask: Any,
-) -> OneTokenRouting | None:
-    """The routing of a call that is not dense, or ``None``, and nothing has happened, where it takes more.
+def route_one_token(router: FocusLayer, hidden_states: Tensor, cache: Cache) -> OneTokenRouting | None:
+    """The routing of a call with one new token for each sequence, or ``None``, and nothing has happened, where more is
+    asked.
 
     Args:
         router: of the attention module that is called.
-        adapter_name: whose centroids.
-        hidden_states: ``(B, T, d)``.
-        layer: of the cache, if there is one.
-        classes: of the layer's heads, where they do not all attend alike.
-        mask: what the base model made, if anything.
+        hidden_states: ``(B, 1, d)``.
+        cache: the model's.
     """
-    config = router.configs[adapter_name]
-    if hidden_states.shape[1] != 1 or mask is not None or layer is None or not _is_simple(router, layer):
+    single = _single_tokens(router, hidden_states)
+    if single is None:
         return None
-    if classes is None:
-        return _shared(router, adapter_name, hidden_states, layer, config)
-    return _per_head(router, adapter_name, hidden_states, layer, config, classes)
-
-
-def _is_simple(router: FocusLayer, layer: Any) -> bool:
-    """Nobody looks on, nothing else was asked for, and the layer keeps all keys in their order."""
-    observed = router.observer or router.attention_observer or router.pairs_observer or router.stand_in
-    chosen = router.path != "auto" or router.kernel is not None
-    if observed is not None or chosen or layer.store is not None or layer.must_store:
-        return False
-    if layer.__class__.__mro__[1] is not DynamicLayer or torch.compiler.is_compiling():
-        return False
-    return not router.shares_keys and not several()
-
-
-def _shared(
-    router: FocusLayer, adapter_name: str, hidden_states: Tensor, layer: Any, config: FocusConfig
-) -> OneTokenRouting | None:
-    if config.routing != "shared" or dense_by_groups(config, hidden_states, config.top_k):
+    layer = cache_layer(cache, router.layer_idx)
+    if layer.store is not None or layer.must_store or not layer.keeps_all or tokens_seen(layer) < single.dense_length:
         return None
-    known = known_numbers(layer, hidden_states.shape[0], adapter_name, config.num_groups, config.top_k, 1)
-    if known is None:
+    return single.route(router, hidden_states, layer)
+
+
+def _single_tokens(router: FocusLayer, hidden_states: Tensor) -> SingleTokens | None:
+    """What the calls of a layer that have one token for each sequence need; ``None`` if such a call is like any other.
+
+    It is made once, and anew when a setting of the layer or its adapter was given another value.
+    """
+    if torch.is_grad_enabled() or torch.compiler.is_compiling() or several():
         return None
-    scores, balance = router(hidden_states, adapter_name)
-    own = (scores + balance).topk(config.top_k, dim=-1).indices
-    numbers = append_numbers(layer, known, own.transpose(1, 2))
-    reads = torch.full_like(scores, float("-inf")).scatter_(-1, own, 0.0)
-    token = OneToken(numbers, reads, (config.pattern,))
-    spelled_out = partial(_spelled_out, layer, config, adapter_name, None, None)
-    return OneTokenRouting(token, config.pattern, layer, None, config.top_k, spelled_out)
-
-
-def _per_head(
-    router: FocusLayer,
-    adapter_name: str,
-    hidden_states: Tensor,
-    layer: Any,
-    config: FocusConfig,
-    classes: HeadClasses,
-) -> OneTokenRouting | None:
-    top_ks = _groups_read(config, router.layer_idx)
-    if config.routing != "per_head" or not top_ks:
+    kept: SingleTokens | None = router.__dict__["for_single_tokens"]
+    if kept is not None and kept.version is kept.config.version and kept.device == hidden_states.device:
+        return kept
+    adapter_name = router.routing_adapter
+    if adapter_name is None or not _is_simple(router):
         return None
-    owner = (adapter_name, len(top_ks) * config.num_groups)
-    known = known_numbers(layer, hidden_states.shape[0], owner, config.num_groups, 1, len(top_ks))
-    if known is None:
-        return None
-    scores = router.head_scores(hidden_states, adapter_name)
-    assert scores is not None  # there are heads with centroids
-    numbers = append_numbers(layer, known, scores.keys.argmax(dim=-1).transpose(1, 2))
-    queries = scores.queries[:, 0]
-    best_first = queries.topk(max(top_ks), dim=-1).indices
-    read = starts_as_scores(top_ks, like=queries).expand_as(best_first)
-    reads = torch.full_like(queries, float("-inf")).scatter_(-1, best_first, read)
-    token = OneToken(numbers, reads, classes.patterns, config.heads_with_groups(router.layer_idx))
-    spelled_out = partial(_spelled_out, layer, config, owner, classes, reads)
-    return OneTokenRouting(token, config.pattern, layer, classes, 1, spelled_out)
-
-
-def _groups_read(config: FocusConfig, layer: int) -> tuple[int, ...]:
-    """How many groups each head with centroids reads under the budget in force: none where a window is all it has."""
-
-    def read() -> tuple[int, ...]:
-        patterns = (config.head_pattern(layer, head) for head in config.heads_with_groups(layer))
-        return tuple(how.top_k if how.attend == "groups" else 0 for how in patterns)
-
-    made: tuple[int, ...] = config.once(("groups read", layer), read)
+    made = _prepare(router, adapter_name, router.configs[adapter_name], hidden_states)
+    if keeps(hidden_states):
+        router.__dict__["for_single_tokens"] = made
     return made
+
+
+def _is_simple(router: FocusLayer) -> bool:
+    """Nobody looks on, nothing else was asked for, and the layer's keys are its own and stay in their order."""
+    observed = router.observer or router.attention_observer or router.pairs_observer or router.stand_in
+    chosen = router.path != "auto" or router.kernel is not None or router.mode not in (None, "hard")
+    return observed is None and not chosen and not router.shares_keys and not router.slides
+
+
+def _prepare(router: FocusLayer, name: str, config: FocusConfig, like: Tensor) -> SingleTokens | None:
+    if config.plain:
+        return None if any_two_share(config.top_k, config.num_groups) else _Shared.of(name, config, like)
+    if config.routing == "per_head" and config.heads_with_groups(router.layer_idx):
+        return _PerHead.of(name, config, router.layer_idx, like)
+    return None
+
+
+@dataclass(frozen=True, eq=False)
+class SingleTokens:
+    """What follows from the settings of a layer, for its calls with one new token for each sequence.
+
+    Args:
+        adapter_name, config: of the adapter.
+        version: of the configuration.
+        device: where the tokens are.
+        owner: see `Routing`.
+        dense_length: so many tokens are dense attention.
+        windows: of all heads.
+        nothing: float32 ``(P, K)``, of a token that reads no group.
+    """
+
+    adapter_name: str
+    config: FocusConfig
+    version: object
+    device: torch.device
+    owner: object
+    dense_length: int
+    windows: Windows
+    nothing: Tensor
+
+    def route(self, router: FocusLayer, hidden_states: Tensor, layer: Any) -> OneTokenRouting | None:
+        """The routing of a call; ``None`` where it is not known in which groups earlier tokens are."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, eq=False)
+class _Shared(SingleTokens):
+    """With one routing for all heads."""
+
+    @classmethod
+    def of(cls, name: str, config: FocusConfig, like: Tensor) -> _Shared:
+        windows, nothing = Windows((config.pattern,)), nothing_read(1, config.num_groups, like)
+        return cls(name, config, config.version, like.device, name, config.pattern.dense_length, windows, nothing)
+
+    @torch.no_grad()
+    def route(self, router: FocusLayer, hidden_states: Tensor, layer: Any) -> OneTokenRouting | None:
+        config = self.config
+        known = known_numbers(layer, hidden_states.shape[0], self.owner, config.num_groups, config.top_k, 1)
+        if known is None:
+            return None
+        scores, balance = router(hidden_states, self.adapter_name)
+        own = (scores + balance).topk(config.top_k, dim=-1).indices
+        numbers = append_numbers(layer, known, own.transpose(1, 2))
+        token = OneToken(numbers, self.nothing.expand_as(scores).scatter(-1, own, 0.0), self.windows)
+        spelled_out = partial(_spelled_out, layer, config, self.owner, None, None)
+        return OneTokenRouting(token, config.pattern, layer, None, config.top_k, spelled_out)
+
+
+@dataclass(frozen=True, eq=False)
+class _PerHead(SingleTokens):
+    """With a routing for each head that has centroids.
+
+    Args:
+        classes: of all heads.
+        starts: float32 ``(P, largest top_k)``, the best group first: 0 for those that a head reads, else ``-inf``.
+        window: the narrowest of those heads that read any.
+    """
+
+    classes: HeadClasses
+    starts: Tensor
+    window: int
+
+    @classmethod
+    def of(cls, name: str, config: FocusConfig, layer_idx: int, like: Tensor) -> _PerHead:
+        heads, classes = config.heads_with_groups(layer_idx), head_classes(config, layer_idx)
+        patterns = [config.head_pattern(layer_idx, head) for head in heads]
+        by_groups = [pattern.attend == "groups" for pattern in patterns]
+        top_ks = tuple(pattern.top_k if reads else 0 for pattern, reads in zip(patterns, by_groups, strict=True))
+        reach = (pattern.local_window for pattern, reads in zip(patterns, by_groups, strict=True) if reads)
+        windows, nothing = Windows(classes.patterns, heads), nothing_read(len(heads), config.num_groups, like)
+        general = name, config, config.version, like.device, (name, len(heads) * config.num_groups)
+        own = classes, starts_as_scores(top_ks, like), min(reach, default=config.local_window)
+        return cls(*general, classes.dense_length, windows, nothing, *own)
+
+    @torch.no_grad()
+    def route(self, router: FocusLayer, hidden_states: Tensor, layer: Any) -> OneTokenRouting | None:
+        batch, most, routers = hidden_states.shape[0], self.starts.shape[1], router.head_routers(self.adapter_name)
+        unrouted = go_on(layer, batch, self.owner, routers, self.window)
+        if unrouted is None:
+            return None
+        numbers = unrouted.append(hidden_states)
+        best_first = query_scores(hidden_states, routers).squeeze(1).topk(most, dim=-1).indices
+        reads = self.nothing.expand(batch, -1, -1).scatter(-1, best_first, self.starts.expand(batch, -1, -1))
+        spelled_out = partial(_spelled_out, layer, self.config, self.owner, self.classes, reads)
+        token = OneToken(numbers, reads, self.windows)
+        return OneTokenRouting(token, self.config.pattern, layer, self.classes, 1, spelled_out)
 
 
 def _spelled_out(

@@ -9,6 +9,8 @@ from torch import Tensor
 
 from ..attention import numbers_of
 from .cache import tokens_seen
+from .heads import HeadRouters
+from .unrouted import Unrouted
 
 
 def append_memberships(layer: Any, new: Tensor, owner: object, groups_each: int | None = None) -> Tensor:
@@ -70,6 +72,25 @@ def known_numbers(
             return None
         return numbers_of(known, num_groups, groups_each)
     return numbers if (numbers.shape[0], numbers.shape[-1]) == (batch, seen) else None
+
+
+def go_on(layer: Any, batch: int, owner: object, routers: HeadRouters, window: int) -> Unrouted | None:
+    """`known_numbers` to go on from with tokens of which nobody needs to know their group yet.
+
+    Args:
+        layer, batch, owner: as for `known_numbers`.
+        routers: of the ``P`` heads; every token is in one group of each.
+        window: the narrowest of those who read groups.
+    """
+    unrouted = layer.unrouted
+    if unrouted is not None and unrouted.takes(routers, window) and unrouted.shape == (batch, tokens_seen(layer)):
+        return unrouted if layer.group_owner == owner else None
+    routings, _, num_groups = routers.centroids.shape
+    known = known_numbers(layer, batch, owner, num_groups, 1, routings)
+    if known is None:
+        return None
+    layer.unrouted = Unrouted(known, routers, window + 1)
+    return layer.unrouted
 
 
 def append_numbers(layer: Any, known: Tensor, new: Tensor) -> Tensor:

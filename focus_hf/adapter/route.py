@@ -13,19 +13,18 @@ from .. import routing
 from ..attention import HARD_GATE, HeadClass, HeadClasses, Pattern, WhoAttends
 from .balance import balanced_assignments
 from .cache import cache_layer, tokens_seen
-from .call import OneTokenRouting, Routing, SoftGate
+from .call import Routing, SoftGate
 from .decide import Decision, decide, dense_by_groups, window_of
 from .heads import HeadScores, head_classes, shared_columns, top_ks_by_head
 from .layer import FocusLayer, StandIn
 from .masks import valid_tokens
-from .one_token import route_one_token
 from .remembered import append_memberships
 from .stored import follows
 
 
 def route(
     router: FocusLayer, adapter_name: str, hidden_states: Tensor, cache: Any, slot: int, mask: Any
-) -> Routing | OneTokenRouting | None:
+) -> Routing | None:
     """The routing of a call, or ``None`` where it is dense (see `decide`).
 
     Args:
@@ -54,10 +53,6 @@ def route(
         return _soft_routing(router, adapter_name, hidden_states, mask, layer)
     if decision.dense and layer is None and router.observer is None and router.pairs_observer is None:
         return None
-    if window is None and not decision.dense:
-        short = route_one_token(router, adapter_name, hidden_states, layer, classes, mask)
-        if short is not None:
-            return short
     if classes is not None and window is None:
         return _routing_by_class(router, adapter_name, hidden_states, layer, decision, classes)
     return _hard_routing(router, adapter_name, hidden_states, layer, decision, window)

@@ -1,13 +1,13 @@
 """Focus attention in pure torch: its definition, exact paths to compute it, soft gates for training."""
 
 from .biased import biased_focus_attention
-from .constants import count_up, starts_as_scores, starts_of_rows
+from .constants import count_up, keeps, nothing_read, starts_as_scores, starts_of_rows
 from .decode import attend_store, takes
 from .device_pages import DevicePages
 from .gated import GATES, HARD_GATE, gated_attention
 from .gathered import gather_index, gathered_attention
 from .group_codes import MAX_GROUPS
-from .group_numbers import OneToken, attend_one_token, memberships_of, numbers_of
+from .group_numbers import OneToken, Windows, attend_one_token, memberships_of, numbers_of
 from .grouped import grouped_focus_attention
 from .hard_gate import credit_memberships
 from .head_class import (
@@ -60,6 +60,7 @@ __all__ = [
     "TieredPool",
     "TokensGone",
     "WhoAttends",
+    "Windows",
     "attend_by_class",
     "attend_one_query",
     "attend_one_token",
@@ -78,6 +79,7 @@ __all__ = [
     "grouped_focus_attention",
     "groups_per_head",
     "head_rows",
+    "keeps",
     "kernel_named",
     "make_plan",
     "masked_attention",
@@ -86,6 +88,7 @@ __all__ = [
     "memberships_of_columns",
     "memberships_of_rows",
     "merge",
+    "nothing_read",
     "numbers_of",
     "pairs_by_head",
     "read_classes",

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .constants import column, ends_as_scores
+from .constants import column, ends_as_scores, keeps, room_for
 from .head_class import EVERYTHING
 from .mask import Pattern
 
@@ -39,6 +39,61 @@ def memberships_of(numbers: Tensor, num_groups: int, each: int) -> Tensor:
     return none.scatter_(-1, by_routing, True).flatten(2)
 
 
+class Windows:
+    """What single new tokens attend to whatever their groups: sinks and windows of each key/value head.
+
+    Args:
+        patterns: of each key/value head, or one for all.
+        heads: ascending, of those that have a routing of their own; ``None`` for one routing of all heads.
+    """
+
+    def __init__(self, patterns: Sequence[Pattern], heads: tuple[int, ...] | None = None) -> None:
+        every = heads is None or len(heads) == len(patterns)
+        self._patterns, self._heads = tuple(patterns), None if every else heads
+        self._kept: tuple[Tensor, Tensor | None] | None = None
+        self._steady_from = max((p.dense_below for p in patterns if p.dense_below < EVERYTHING), default=0) + 1
+        self._steady = self._reach(self._steady_from)
+
+    def _reach(self, length: int) -> tuple[int, ...]:
+        return tuple(EVERYTHING if length <= p.dense_below else p.local_window + 1 for p in self._patterns)
+
+    def added_to(self, groups: Tensor) -> Tensor:
+        """What is added to the scores of tokens: 0 for those that the new one attends to, ``-inf`` for all others.
+
+        Args:
+            groups: the same by groups alone, float32 ``(B, P, S)``.
+
+        Returns:
+            float32 ``(B, H_kv or 1, S)``.
+        """
+        length, sinks = groups.shape[-1], self._patterns[0].sink_tokens
+        all_heads, own = self._of(length, groups)
+        if own is None:
+            added = torch.maximum(groups, all_heads)
+        else:
+            assert self._heads is not None
+            added = all_heads.expand(groups.shape[0], -1, -1).clone()
+            added.index_copy_(1, column(self._heads, groups)[:, 0], torch.maximum(groups, own))
+        if sinks:
+            added.narrow(-1, 0, min(sinks, length)).zero_()
+        return added
+
+    def _of(self, length: int, like: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Windows of all heads, ``(H_kv or 1, S)``, and of those that have a routing, where these are not all."""
+        if length < self._steady_from or not keeps(like):
+            return self._made(self._reach(length), length, like)
+        kept = self._kept
+        if kept is None or kept[0].shape[-1] < length or kept[0].device != like.device:
+            kept = self._kept = self._made(self._steady, room_for(length), like)
+        all_heads, own = kept
+        start = all_heads.shape[-1] - length
+        return all_heads.narrow(-1, start, length), None if own is None else own.narrow(-1, start, length)
+
+    def _made(self, reach: tuple[int, ...], length: int, like: Tensor) -> tuple[Tensor, Tensor | None]:
+        own = None if self._heads is None else tuple(reach[head] for head in self._heads)
+        return ends_as_scores(reach, length, like), None if own is None else ends_as_scores(own, length, like)
+
+
 @dataclass(frozen=True)
 class OneToken:
     """The groups of a call with one new token for each sequence.
@@ -46,40 +101,22 @@ class OneToken:
     Args:
         numbers: int64 ``(B, P * k, S)``, groups of all tokens (`numbers_of`).
         reads: float32 ``(B, P, K)``: 0 for groups that the new token reads, ``-inf`` for all others.
-        patterns: of each key/value head, or one for all.
-        heads: ascending, whose the ``P`` routings are; ``None`` for one routing of all heads.
+        windows: of the heads whose the ``P`` routings are, and of all others.
     """
 
     numbers: Tensor
     reads: Tensor
-    patterns: Sequence[Pattern]
-    heads: tuple[int, ...] | None = None
+    windows: Windows
 
     def added_to_scores(self) -> Tensor:
         """0 for tokens that the new one attends to, ``-inf`` for all others: float32 ``(B, H_kv or 1, S)``."""
-        length, sinks = self.numbers.shape[-1], self.patterns[0].sink_tokens
-        reach = tuple(
-            EVERYTHING if length <= pattern.dense_below else pattern.local_window + 1 for pattern in self.patterns
-        )
-        shared = self._of_groups()
-        if self.heads is None or len(self.heads) == len(self.patterns):
-            added = torch.maximum(shared, ends_as_scores(reach, length, shared))
-        else:
-            own = ends_as_scores(tuple(reach[head] for head in self.heads), length, shared)
-            added = ends_as_scores(reach, length, shared).expand(shared.shape[0], -1, -1).clone()
-            added.index_copy_(1, column(self.heads, shared)[:, 0], torch.maximum(shared, own))
-        if sinks:
-            added[..., :sinks] = 0.0
-        return added
-
-    def _of_groups(self) -> Tensor:
-        """``(B, P, S)``: 0 where a group is read."""
         batch, routings, num_groups = self.reads.shape
         each = self.numbers.shape[1] // routings
         if each == 1:
-            return self.reads.gather(-1, self.numbers)
+            return self.windows.added_to(self.reads.gather(-1, self.numbers))
         reads = self.reads[:, :, None].expand(-1, -1, each, -1).reshape(batch, -1, num_groups)
-        return reads.gather(-1, self.numbers).unflatten(1, (routings, each)).amax(dim=2)
+        by_group = reads.gather(-1, self.numbers).unflatten(1, (routings, each))
+        return self.windows.added_to(by_group.amax(dim=2))
 
 
 def attend_one_token(query: Tensor, key: Tensor, value: Tensor, token: OneToken, scale: float) -> Tensor:
@@ -97,7 +134,8 @@ def attend_one_token(query: Tensor, key: Tensor, value: Tensor, token: OneToken,
     Returns:
         ``(B, H, 1, D_v)``.
     """
-    added = token.added_to_scores()[:, :, None].to(query.dtype)
-    folded = query.unflatten(1, (key.shape[1], -1)).squeeze(3)
+    added = token.added_to_scores().unsqueeze(2).to(query.dtype)
+    batch, heads, _, width = query.shape
+    folded = query.reshape(batch, key.shape[1], -1, width)
     output = F.scaled_dot_product_attention(folded, key, value, attn_mask=added, scale=scale)
-    return output.flatten(1, 2)[:, :, None]
+    return output.view(batch, heads, 1, -1)

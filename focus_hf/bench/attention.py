@@ -18,6 +18,7 @@ from ..attention import (
     Problem,
     Scores,
     WhoAttends,
+    Windows,
     attend_one_token,
     attend_store,
     count_pairs,
@@ -123,14 +124,14 @@ def _by_numbers(
     groups, rooms = random_call(setting, _NEW_TOKENS)[3], [Room() for _ in held]
     own = numbers_of(groups, setting.num_groups, setting.top_k)
     reads = torch.zeros(groups.shape, device=setting.device).masked_fill(~groups, float("-inf"))
-    key_of_one, value_of_one = key[:, :, :1], value[:, :, :1]
+    key_of_one, value_of_one, windows = key[:, :, :1], value[:, :, :1], Windows((setting.pattern,))
 
     def focus() -> Tensor:
         step = held[0].shape[2] - setting.length
         new = key_of_one, value_of_one, own[..., step : step + 1]
         for place, room in enumerate(rooms):
             held[place] = room.append(held[place], new[place], -1 if place == 2 else -2)
-        token = OneToken(held[2], reads[:, step : step + 1], (setting.pattern,))
+        token = OneToken(held[2], reads[:, step : step + 1], windows)
         return attend_one_token(query, held[0], held[1], token, setting.head_dim**-0.5)
 
     return focus

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -9,9 +10,9 @@ import torch
 from transformers import DynamicCache
 
 import focus_hf
-from focus_hf.adapter import focus_layers, observe_routing, set_routing, stored
+from focus_hf.adapter import focus_layers, hooks, interface, observe_routing, set_routing, stored
 from tests.adapter.test_heads import PATTERNS, heads_model
-from tests.families import focus_model, token_ids
+from tests.families import FAMILIES, focus_config, focus_model, token_ids
 
 OTHER = {**PATTERNS, "1.1": {"attend": "groups", "top_k": 3, "local_window": 9}, "0.1": {"attend": "window"}}
 
@@ -164,3 +165,98 @@ def test_routers_follow_their_tensors() -> None:
     torch.testing.assert_close(scores(), before + 2.0)
     model.to(torch.float64).to(torch.float32)
     torch.testing.assert_close(scores(), before + 2.0)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("routing", ["per_head", "shared"])
+def test_every_family_takes_it(family: str, routing: str, monkeypatch: Any) -> None:
+    """But for soft-capped scores, which need more."""
+    model, ids, short = heads_model(family) if routing == "per_head" else focus_model(family), token_ids(), []
+
+    def attend(*args: Any) -> Any:
+        short.append(found := attend_new_token(*args))
+        return found
+
+    attend_new_token = interface.attend_new_token
+    monkeypatch.setattr(interface, "attend_new_token", attend)
+    cache = DynamicCache(config=model.config)
+    step(model, cache, ids[:, :40])
+    new = [step(model, cache, ids[:, i : i + 1]) for i in range(40, 48)]
+    with_groups = [layer for layer in focus_layers(model) if layer.tensors_of("default")]
+    expected = 0 if family == "gemma2" else 8 * len(with_groups)
+    assert sum(output is not None for output in short) == expected
+    with torch.no_grad():
+        whole = model(input_ids=ids, use_cache=False).logits[:, 40:]
+    torch.testing.assert_close(torch.cat(new, dim=1), whole, rtol=1e-3, atol=2e-4)
+
+
+def test_groups_are_found_when_a_token_leaves_the_narrowest_window_or_somebody_asks() -> None:
+    model, ids = model_of("per_head"), token_ids(length=60)
+    cache = DynamicCache(config=model.config)
+    step(model, cache, ids[:, :40])
+    for i in range(40, 60):
+        step(model, cache, ids[:, i : i + 1])
+        for layer in routed(model, cache):
+            _, seen = layer.unrouted.shape
+            assert seen == i + 1 and layer.unrouted._first >= seen - 9  # a window of 8, and the token itself
+    twin = copy.deepcopy(cache)  # asks for itself
+    assert all(layer.group_numbers.shape[-1] == 60 and layer.unrouted is None for layer in routed(model, twin))
+    assert all(layer.unrouted is not None for layer in routed(model, cache))
+    for layer, other in zip(routed(model, cache), routed(model, twin), strict=True):
+        assert torch.equal(layer.group_memberships, other.group_memberships)
+
+
+def change_config(model: Any) -> None:
+    for layer in focus_layers(model):
+        config = layer.routing_config
+        config.head_patterns = {**OTHER, "1.1": {"attend": "groups", "top_k": 2, "local_window": 2}}
+
+
+def move_tensors(model: Any) -> None:
+    model.to(torch.float64).to(torch.float32)
+    for layer in focus_layers(model):
+        for tensor in layer.tensors_of("default"):
+            tensor.data = torch.randn_like(tensor)
+
+
+CHANGES = {
+    "mode": lambda model: set_routing(model, mode="window", window=3),
+    "dense": lambda model: set_routing(model, mode="dense"),
+    "budget": lambda model: set_routing(model, pairs="0.9"),
+    "config": change_config,
+    "path": lambda model: set_routing(model, path="masked"),
+    "off": lambda model: model.base_model.disable_adapter_layers(),
+    "another adapter": lambda model: (
+        model.add_adapter("other", focus_config(routing="per_head", head_patterns=OTHER)),
+        model.set_adapter("other"),
+    ),
+    "tensors": move_tensors,
+    "training mode": lambda model: model.train(),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_whatever_is_changed_between_two_tokens_holds_from_the_next_one_on(change: str, monkeypatch: Any) -> None:
+    """What was prepared for single tokens is forgotten: the next ones are as by the general way."""
+    model, ids, logits = model_of("per_head"), token_ids(length=60), []
+    cache = DynamicCache(config=model.config)
+    for some in ids[:, :50].split([40, *[1] * 10], dim=1):
+        step(model, cache, some)
+    assert all(layer.unrouted is not None for layer in routed(model, cache))
+    CHANGES[change](model)
+    twin = copy.deepcopy(cache)
+    logits.append(torch.cat([step(model, cache, ids[:, i : i + 1]) for i in range(50, 60)], dim=1))
+    monkeypatch.setattr(hooks, "route_one_token", lambda *args: None)
+    logits.append(torch.cat([step(model, twin, ids[:, i : i + 1]) for i in range(50, 60)], dim=1))
+    torch.testing.assert_close(*logits, rtol=1e-3, atol=2e-4)
+
+
+def test_a_call_that_keeps_gradients_goes_the_general_way() -> None:
+    model, ids = model_of("per_head"), token_ids(length=60)
+    cache = DynamicCache(config=model.config)
+    step(model, cache, ids[:, :40])
+    new = model(input_ids=ids[:, 40:41], past_key_values=cache).logits
+    assert all(layer.group_numbers is None for layer in routed(model, cache))
+    with torch.no_grad():
+        whole = model(input_ids=ids[:, :41], use_cache=False).logits[:, 40:]
+    torch.testing.assert_close(new.detach(), whole, rtol=1e-3, atol=2e-4)
