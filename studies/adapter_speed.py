@@ -1,4 +1,4 @@
-"""How long a real model takes with an adapter: prompts and single tokens, dense and Focus in turn.
+"""How long a real model takes without and with an adapter: prompts and single tokens, in turn.
 
     python -m studies.adapter_speed --adapter adapters/smollm2-135m --text adapters/smollm2-135m/held_out/plays.txt \
         --setting 1024:0.24 2048:0.25 4096:0.15 8192:0.1
@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 from focus_hf import set_routing
 from focus_hf.hub import load_adapted
@@ -47,14 +48,15 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     model, tokenizer, _ = load_adapted(args.adapter, base=args.base)
+    models = {"dense": AutoModelForCausalLM.from_pretrained(model.name_or_path).to(model.dtype).eval(), "Focus": model}
     for setting in args.setting:
         length, budget = setting.split(":")
         ids = tokenize_windows(tokenizer, args.text.read_text(encoding="utf-8"), int(length))[0]
+        set_routing(model, pairs=float(budget))
         best: dict[str, tuple[float, float]] = {}
         for _ in range(args.rounds):
-            for name, how in {"dense": {"mode": "dense"}, "Focus": {"mode": None, "pairs": float(budget)}}.items():
-                set_routing(model, **how)
-                found = times(model, ids, args.new)
+            for name, which in models.items():
+                found = times(which, ids, args.new)
                 best[name] = tuple(map(min, found, best.get(name, found)))
         for number, what in enumerate(("prompt", "token")):
             dense, focus = best["dense"][number], best["Focus"][number]

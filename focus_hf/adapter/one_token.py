@@ -53,8 +53,8 @@ def _single_tokens(router: FocusLayer, hidden_states: Tensor) -> SingleTokens | 
     kept: SingleTokens | None = router.__dict__["for_single_tokens"]
     if kept is not None and kept.version is kept.config.version and kept.device == hidden_states.device:
         return kept
-    adapter_name = router.routing_adapter
-    if adapter_name is None or not _is_simple(router):
+    adapter_name = router.routing_adapter if _is_simple(router) else None
+    if adapter_name is None:
         return None
     made = _prepare(router, adapter_name, router.configs[adapter_name], hidden_states)
     if keeps(hidden_states):
@@ -64,8 +64,10 @@ def _single_tokens(router: FocusLayer, hidden_states: Tensor) -> SingleTokens | 
 
 def _is_simple(router: FocusLayer) -> bool:
     """Nobody looks on, nothing else was asked for, and the layer's keys are its own and stay in their order."""
+    if router.mode not in (None, "hard") or router.disable_adapters:
+        return False
     observed = router.observer or router.attention_observer or router.pairs_observer or router.stand_in
-    chosen = router.path != "auto" or router.kernel is not None or router.mode not in (None, "hard")
+    chosen = router.path != "auto" or router.kernel is not None
     return observed is None and not chosen and not router.shares_keys and not router.slides
 
 
