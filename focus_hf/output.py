@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -9,6 +10,15 @@ from pathlib import Path
 from rich.console import Console, RenderableType
 
 from .files import write_atomically
+
+#: Columns of what is not a terminal: a log, or another program.
+WIDE = 200
+
+
+def screen() -> Console:
+    """Standard output, wide where no terminal says how wide it is, so that tables in logs are not broken up."""
+    console = Console()
+    return console if console.is_terminal or "COLUMNS" in os.environ else Console(width=WIDE)
 
 
 def deliver(document: str, json_out: str | None, shown: Iterable[RenderableType]) -> None:
@@ -22,8 +32,8 @@ def deliver(document: str, json_out: str | None, shown: Iterable[RenderableType]
     if json_out == "-":
         sys.stdout.write(document)
         return
-    screen = Console()
+    out = screen()
     for part in shown:
-        screen.print(part)
+        out.print(part)
     if json_out is not None:
         write_atomically(Path(json_out), document.encode())

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from ..escape import one_line
+from ..output import screen
 from .app import app, show
 from .flags import AsJson, Revision
 
@@ -54,11 +54,11 @@ def search(
     if not found:
         typer.echo("No Focus adapter matches.")
         return
-    screen = Console()
+    out = screen()
     for adapter in found:  # names stand whole on a line, however narrow the terminal is: they are copied
-        screen.print(Text(one_line(adapter.repo_id), style="bold"), soft_wrap=True)
+        out.print(Text(one_line(adapter.repo_id), style="bold"), soft_wrap=True)
         for line in _described(adapter):
-            screen.print(Text(f"  {one_line(line)}"), soft_wrap=True)
+            out.print(Text(f"  {one_line(line)}"), soft_wrap=True)
 
 
 def _described(adapter: Found) -> Iterator[str]:
@@ -91,7 +91,7 @@ def info(
         if as_json:
             typer.echo(json.dumps(facts))
         else:
-            Console().print(_table(facts))
+            screen().print(_table(facts))
         return
     from ..machine import environment
 

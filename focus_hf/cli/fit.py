@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from ..fit.recipe import FitRecipe
+from ..output import screen
 from .app import app, progress_bars, show
 from .options import CONFIG, JSON, flags_of
 
@@ -60,7 +60,7 @@ def fit_adapter(recipe: FitRecipe, as_json: bool) -> None:
         budgets = [asdict(budget) for budget in result.budgets]
         show({"folder": str(result.folder), "budgets": budgets, "results": asdict(result.results)}, "", True)
         return
-    screen = Console()
+    out = screen()
     table = Table(
         "pairs wanted", "at length", "pairs", "heads with groups", "windows only", "everything", "added loss"
     )
@@ -69,10 +69,10 @@ def fit_adapter(recipe: FitRecipe, as_json: bool) -> None:
         table.add_row(
             f"{budget.wanted:.1%}", f"{budget.length:,}", f"{budget.pairs:.1%}", *kinds, f"{budget.loss:.4f} nats"
         )
-    screen.print(table)
+    out.print(table)
     folder = shlex.quote(str(result.folder))
-    screen.print(f"The adapter is in {result.folder}", markup=False, highlight=False, soft_wrap=True)
-    screen.print(
+    out.print(f"The adapter is in {result.folder}", markup=False, highlight=False, soft_wrap=True)
+    out.print(
         f"To measure it: focus-hf eval --adapter {folder} --text FILE --seq-len {recipe.at[0]} --write",
         markup=False,
         highlight=False,

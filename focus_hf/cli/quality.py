@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
+from ..output import screen
 from ..train.recipe import TrainRecipe
 from .app import app, is_main_process, numbers, progress_bars, show
 from .flags import Adapter, BaseModel, Device, DeviceMap, Dtype, JsonFile, Revision
@@ -72,12 +72,12 @@ def train(given: dict[str, Any], config: Path | None, as_json: bool, pairs: floa
         if as_json:
             show({"folder": str(result.folder), "results": asdict(result.results)}, "", True)
             return
-        screen = Console()
+        out = screen()
         for table in tables(result.results):
-            screen.print(table)
+            out.print(table)
         largest = 100 * (result.results.largest_group or 0.0)
-        screen.print(f"Largest group of any layer: {largest:.1f} % (ideal {100 / recipe.num_groups:.1f} %)")
-        screen.print(f"The adapter is in {result.folder}", markup=False, highlight=False, soft_wrap=True)
+        out.print(f"Largest group of any layer: {largest:.1f} % (ideal {100 / recipe.num_groups:.1f} %)")
+        out.print(f"The adapter is in {result.folder}", markup=False, highlight=False, soft_wrap=True)
 
 
 @app.command(

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ..output import screen
 from .app import app, numbers, progress_bars
 from .flags import AsJson, BaseModel, Device, DeviceMap, Dtype, Revision
 
@@ -74,7 +74,7 @@ def verify(
         for claim in claims:
             verdict = Text(claim.verdict, style=_STYLES[claim.verdict])
             table.add_row(Text(claim.what), Text(claim.claimed), Text(claim.measured or ""), verdict, Text(claim.note))
-        Console().print(table)
+        screen().print(table)
         differing = sum(claim.verdict == "differs" for claim in claims)
         typer.echo("The card holds." if not differing else f"{differing} of {len(claims)} claims do not hold.")
     raise typer.Exit(0 if all_hold(claims) else 1)
