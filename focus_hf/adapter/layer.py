@@ -23,6 +23,9 @@ from .heads import HeadRouters, HeadScores, HeadView, head_scores
 CENTROID_GAIN = 0.3
 
 
+#: The tensors of heads that route for themselves, as `HeadRouters` takes them.
+_OF_HEADS = ("focus_proj", "focus_query_proj", "focus_centroids", "focus_balance", "focus_query_bias")
+
 #: Scores in the place of a layer's own, to compare the adapter with: of the layer's index, a number of heads, the
 #: place of the first new token and how many there are; float32 ``(B or 1, T, heads, K)``. See `routing_by`.
 StandIn = Callable[[int, int, int, int], Tensor]
@@ -76,12 +79,12 @@ class FocusLayer(nn.Module, BaseTunerLayer):
         self.hooks: list[RemovableHandle] = []
         self.balance_steps: deque[Tensor] = deque(maxlen=256)  # where several processes train
         self._checked: set[str] = set()
-        kinds = self.focus_proj, self.focus_query_proj, self.focus_centroids, self.focus_balance, self.focus_query_bias
-        self._of_heads = tuple(kind._parameters for kind in kinds)  # without torch's search among names
         self._put_together: tuple[list[int], HeadRouters] | None = None
+        #: See `one_token`; forgotten as soon as an attribute of the layer is set.
+        self.for_single_tokens: Any = None
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Also forget what follows from the layer's settings for single tokens (`one_token`)."""
+        """Also forget what follows from the layer's settings for single tokens."""
         super().__setattr__(name, value)
         self.__dict__["for_single_tokens"] = None
 
@@ -148,7 +151,6 @@ class FocusLayer(nn.Module, BaseTunerLayer):
     def delete_adapter(self, adapter_name: str) -> None:
         super().delete_adapter(adapter_name)
         self.configs.pop(adapter_name, None)
-        self.for_single_tokens: Any = None
         self._checked.discard(adapter_name)
 
     def merge(self, safe_merge: bool = False, adapter_names: list[str] | None = None) -> None:
@@ -227,7 +229,8 @@ class FocusLayer(nn.Module, BaseTunerLayer):
 
     def head_routers(self, adapter_name: str) -> HeadRouters:
         """Its tensors, put together once for each place in memory that they have."""
-        tensors: list[Any] = [kind[adapter_name] for kind in self._of_heads]
+        kinds: dict[str, Any] = self._modules  # without torch's search among names, here and below
+        tensors: list[Any] = [kinds[kind]._parameters[adapter_name] for kind in _OF_HEADS]
         temperature, kept = self.configs[adapter_name].temperature, self._put_together
         may_keep = not torch.is_grad_enabled() and not torch.compiler.is_compiling()
         is_same = kept is not None and may_keep and kept[1].temperature == temperature
