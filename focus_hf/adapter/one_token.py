@@ -22,7 +22,7 @@ from .config import FocusConfig
 from .decide import any_two_share
 from .heads import head_classes, query_scores
 from .layer import FocusLayer
-from .remembered import append_numbers, go_on, known_numbers
+from .remembered import append_numbers, known_numbers, unrouted_tokens
 
 
 def route_one_token(router: FocusLayer, hidden_states: Tensor, cache: Cache) -> OneTokenRouting | None:
@@ -159,7 +159,7 @@ class _PerHead(SingleTokens):
     @torch.no_grad()
     def route(self, router: FocusLayer, hidden_states: Tensor, layer: Any) -> OneTokenRouting | None:
         batch, most, routers = hidden_states.shape[0], self.starts.shape[1], router.head_routers(self.adapter_name)
-        unrouted = go_on(layer, batch, self.owner, routers, self.window)
+        unrouted = unrouted_tokens(layer, batch, self.owner, routers, self.window)
         if unrouted is None:
             return None
         numbers = unrouted.append(hidden_states)

@@ -74,8 +74,8 @@ def known_numbers(
     return numbers if (numbers.shape[0], numbers.shape[-1]) == (batch, seen) else None
 
 
-def go_on(layer: Any, batch: int, owner: object, routers: HeadRouters, window: int) -> Unrouted | None:
-    """`known_numbers` to go on from with tokens of which nobody needs to know their group yet.
+def unrouted_tokens(layer: Any, batch: int, owner: object, routers: HeadRouters, window: int) -> Unrouted | None:
+    """What takes in single tokens of which nobody needs to know their group yet; ``None`` where `known_numbers` is.
 
     Args:
         layer, batch, owner: as for `known_numbers`.

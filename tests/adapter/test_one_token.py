@@ -11,6 +11,7 @@ from transformers import DynamicCache
 
 import focus_hf
 from focus_hf.adapter import focus_layers, hooks, interface, observe_routing, set_routing, stored
+from focus_hf.bench.counting import LaunchCounter
 from tests.adapter.test_heads import PATTERNS, heads_model
 from tests.families import FAMILIES, focus_config, focus_model, token_ids
 
@@ -204,6 +205,22 @@ def test_groups_are_found_when_a_token_leaves_the_narrowest_window_or_somebody_a
     assert all(layer.unrouted is not None for layer in routed(model, cache))
     for layer, other in zip(routed(model, cache), routed(model, twin), strict=True):
         assert torch.equal(layer.group_memberships, other.group_memberships)
+
+
+def test_finding_groups_asks_the_device_for_nothing() -> None:
+    counts = []
+    for batch in (1, 4):
+        model, ids = model_of("per_head"), token_ids(batch=batch, length=60)
+        cache = DynamicCache(config=model.config)
+        for some in ids[:, :45].split([40, *[1] * 5], dim=1):
+            step(model, cache, some)
+        layer = routed(model, cache)[0]
+        layer.unrouted.find()
+        with LaunchCounter() as counter:
+            layer.unrouted.find()
+        assert not counter.syncs
+        counts.append(sum(counter.operations.values()))
+    assert counts[0] == counts[1] <= 5, counts
 
 
 def change_config(model: Any) -> None:
