@@ -31,7 +31,17 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
 from .. import routing
-from ..attention import Known, Problem, Scores, WhoAttends, focus_attention
+from ..attention import (
+    Known,
+    OneToken,
+    Pattern,
+    Problem,
+    Scores,
+    WhoAttends,
+    Windows,
+    attend_one_token,
+    focus_attention,
+)
 from .attention import bench_decode
 from .devices import HERE, Device, check_devices, find_device
 from .launches import count_decode_by_groups
@@ -174,27 +184,62 @@ def calls(
     projection = torch.randn(_GROUP_DIM, width, device=device) * width**-0.5
     centroids = torch.eye(max(setting.num_groups, _GROUP_DIM), _GROUP_DIM, device=device)[: setting.num_groups]
     balance = torch.zeros(setting.num_groups, device=device)
-    positions = torch.arange(length, device=device).expand(batch, length)
-    earlier = torch.rand(batch, length - new, setting.num_groups, device=device).argsort(-1) < setting.top_k
     if phase == "prefill":
-        path = "auto" if kernel is None else "grouped"
+        attend = _prompt(setting, (query, key, value), "auto" if kernel is None else "grouped", kernel)
     else:
-        path = "masked"
+        attend = _one_token(setting, (query, key, value))
 
     def focus() -> Tensor:
-        scores = routing.group_scores(hidden, projection, centroids, 0.1)
-        memberships = routing.hard_memberships(scores, balance, setting.top_k)
-        if phase == "decode":
-            memberships = torch.cat([earlier, memberships], dim=1)
-        who = WhoAttends(setting.pattern, positions, memberships, known=Known(setting.top_k, unpadded=True))
-        problem = Problem(query, key, value, who, Scores(setting.head_dim**-0.5))
-        return focus_attention(problem, path=path, kernel=kernel)
+        return attend(routing.group_scores(hidden, projection, centroids, 0.1), balance)
 
     def dense() -> Tensor:
         repeated = setting.heads != setting.kv_heads
         return F.scaled_dot_product_attention(query, key, value, is_causal=phase == "prefill", enable_gqa=repeated)
 
     return dense, focus
+
+
+#: Attention of queries, keys and values, given the scores of the queries' tokens and the balance of groups.
+Attend = Callable[[Tensor, Tensor], Tensor]
+
+
+def _prompt(setting: Setting, call: tuple[Tensor, Tensor, Tensor], path: str, kernel: FlashStandIn | None) -> Attend:
+    batch, _, length, _ = call[0].shape
+    positions = torch.arange(length, device=call[0].device).expand(batch, length)
+
+    def attend(scores: Tensor, balance: Tensor) -> Tensor:
+        memberships = routing.hard_memberships(scores, balance, setting.top_k)
+        who = WhoAttends(setting.pattern, positions, memberships, known=Known(setting.top_k, unpadded=True))
+        return focus_attention(Problem(*call, who, Scores(setting.head_dim**-0.5)), path=path, kernel=kernel)
+
+    return attend
+
+
+def _one_token(setting: Setting, call: tuple[Tensor, Tensor, Tensor]) -> Attend:
+    """By numbers of groups, as `focus_hf.adapter.one_token` does it; the last place is kept for the token's own."""
+    query, key, value = call
+    numbers = torch.randint(setting.num_groups, (query.shape[0], setting.top_k, setting.length), device=query.device)
+    nothing = torch.full((1, setting.num_groups), float("-inf"), device=query.device)
+    windows = _KeptWindows(setting.pattern, setting.length, query)
+
+    def attend(scores: Tensor, balance: Tensor) -> Tensor:
+        own = (scores + balance).topk(setting.top_k, dim=-1).indices
+        numbers[..., -1:] = own.transpose(1, 2)
+        reads = nothing.expand_as(scores).scatter(-1, own, 0.0)
+        return attend_one_token(query, key, value, OneToken(numbers, reads, windows), setting.head_dim**-0.5)
+
+    return attend
+
+
+class _KeptWindows(Windows):
+    """Made beforehand: a model keeps them from token to token, but not where its tensors are fake."""
+
+    def __init__(self, pattern: Pattern, length: int, like: Tensor) -> None:
+        super().__init__((pattern,))
+        self._ahead = self._made(self._steady, length, like)
+
+    def _of(self, length: int, like: Tensor) -> tuple[Tensor, Tensor | None]:
+        return self._ahead
 
 
 def _measure(setting: Setting, phase: str, path: str, batch: int) -> float | None:

@@ -76,7 +76,7 @@ def test_as_many_operations_as_a_layer_launches_more(top_k):
     counted = {(row.phase, row.path): row for row in bench_launches(setting, batches=(2,)) if row.routing == "shared"}
     for phase, path, name in (
         ("prefill", "grouped", "grouped, torch-flash"),
-        ("decode", PLAIN, "plain cache, masked, any"),
+        ("decode", PLAIN, "plain cache, auto, cpu-flash"),
     ):
         row = counted[phase, name]
         dense, focus = works(setting, phase, path, 2, on_cpu=False)
