@@ -2,25 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from .escape import shown
-
-#: Version of the adapter file format that this package writes; it reads this one and older ones.
-FORMAT_VERSION = 1
-
-#: What ``gate`` may be: the gates of `focus_hf.attention`, by name.
-GATE_NAMES = ("hard", "additive", "multiplicative")
-
-#: What ``routing`` may be: one routing for all heads of a layer, or one for each key/value head.
-ROUTINGS = ("shared", "per_head")
-
-#: What a key/value head may attend to beyond its window: groups, nothing, or everything.
-REACHES = ("groups", "window", "everything")
+from .setting_rules import FORMAT_VERSION, GATE_NAMES, REACHES, ROUTINGS, RULES, is_integer
 
 
 @dataclass(frozen=True)
@@ -185,12 +172,12 @@ def check_fields(values: Mapping[str, Any], where: str) -> None:
         ValueError: one line, for the first value of a wrong type or out of range.
     """
     version = values.get("format_version", FORMAT_VERSION)
-    if _is_integer(version) and version > FORMAT_VERSION:
+    if is_integer(version) and version > FORMAT_VERSION:
         raise ValueError(
             f"{where}: format_version {shown(version)} is newer than the installed focus_hf, which reads up to "
             f"{FORMAT_VERSION}. Upgrade focus_hf."
         )
-    for name, rule in _RULES.items():
+    for name, rule in RULES.items():
         if name in values and not rule.holds(values[name]):
             raise ValueError(f"{where}: {name} must be {rule.expected}, got {shown(values[name])}.")
     top_k, num_groups = (values.get(name, getattr(FocusSettings, name)) for name in ("top_k", "num_groups"))
@@ -205,155 +192,3 @@ def check_fields(values: Mapping[str, Any], where: str) -> None:
             raise ValueError(
                 f"{where}: top_k of head {name} ({pattern['top_k']}) cannot exceed num_groups ({num_groups})."
             )
-
-
-@dataclass(frozen=True)
-class _Rule:
-    """What a field may hold: in words, and as a test."""
-
-    expected: str
-    holds: Callable[[Any], bool]
-
-    def or_none(self) -> _Rule:
-        return _Rule(f"{self.expected}, or null", lambda value: value is None or self.holds(value))
-
-
-def _is_integer(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _integer(low: int, high: int) -> _Rule:
-    return _Rule(f"an integer from {low:,} to {high:,}", lambda value: _is_integer(value) and low <= value <= high)
-
-
-def _number(low: float, high: float) -> _Rule:
-    return _Rule(
-        f"a number from {low:g} to {high:,.0f}",
-        lambda value: (_is_integer(value) or isinstance(value, float)) and low <= value <= high,
-    )
-
-
-def _text(length: int) -> _Rule:
-    return _Rule(
-        f"a text of at most {length:,} printable characters",
-        lambda value: isinstance(value, str | os.PathLike) and len(str(value)) <= length and str(value).isprintable(),
-    )
-
-
-def _list_of(rule: _Rule, length: int, what: str) -> _Rule:
-    return _Rule(
-        f"a list of at most {length:,} {what}",
-        lambda value: (
-            isinstance(value, list | tuple | set) and len(value) <= length and all(rule.holds(item) for item in value)
-        ),
-    )
-
-
-#: Longest pattern (regular expression) for names of modules.
-MAX_PATTERN = 500
-
-#: What takes time or memory without end in a regular expression: a group that is counted, long counts, recursion.
-_ENDLESS = re.compile(r"\)\s*\{|\{[^{}]*\d{3}|\(\?(?!:|=|!|<=|<!|P<)|\(\?P[>=]|\{[^{}]*[^\d,{}]")
-
-
-def _is_pattern(value: Any) -> bool:
-    return isinstance(value, str) and len(value) <= MAX_PATTERN and value.isprintable() and not _ENDLESS.search(value)
-
-
-def _modules() -> _Rule:
-    names = _list_of(_text(200), 4096, "module names")
-    return _Rule(
-        f"{names.expected}, or a regular expression of at most {MAX_PATTERN} characters without counted groups, "
-        "counts above 99 and recursion",
-        lambda value: _is_pattern(value) or names.holds(value),
-    ).or_none()
-
-
-#: Tokens that a window, a start or the sinks may span: so many that their sums still fit into 32 bits.
-_MAX_TOKENS = 2**29
-
-_FLAG = _Rule("true or false", lambda value: isinstance(value, bool))
-
-#: Key/value heads that a table of patterns may name, and tables that an adapter may have.
-_MAX_HEADS, _MAX_BUDGETS = 2**16, 20
-
-_HEAD_NAME = re.compile(r"\d{1,4}\.\d{1,4}")
-
-
-def _is_head_pattern(value: Any) -> bool:
-    rules = {
-        "attend": lambda x: x in REACHES,
-        "local_window": _RULES["local_window"].holds,
-        "top_k": _RULES["top_k"].holds,
-    }
-    return (
-        isinstance(value, dict)
-        and "attend" in value
-        and all(isinstance(name, str) and name in rules and rules[name](item) for name, item in value.items())
-    )
-
-
-def _are_head_patterns(value: Any) -> bool:
-    return (
-        isinstance(value, dict)
-        and len(value) <= _MAX_HEADS
-        and all(isinstance(name, str) and _HEAD_NAME.fullmatch(name) for name in value)
-        and all(_is_head_pattern(pattern) for pattern in value.values())
-    )
-
-
-def _is_share(text: Any) -> bool:
-    return isinstance(text, str) and re.fullmatch(r"0\.\d{1,4}|1(\.0{1,4})?", text) is not None
-
-
-_HEAD_PATTERNS = _Rule(
-    'a mapping from "LAYER.HEAD" to {"attend": "groups" | "window" | "everything", "local_window": integer, "top_k": '
-    "integer}",
-    _are_head_patterns,
-)
-
-_RULES = {
-    "routing": _Rule(f"one of {', '.join(ROUTINGS)}", lambda value: isinstance(value, str) and value in ROUTINGS),
-    "head_patterns": _HEAD_PATTERNS.or_none(),
-    "budgets": _Rule(
-        f'at most {_MAX_BUDGETS} head_patterns by their share of pairs, such as "0.25"',
-        lambda value: (
-            isinstance(value, dict)
-            and len(value) <= _MAX_BUDGETS
-            and all(_is_share(share) and _are_head_patterns(table) for share, table in value.items())
-        ),
-    ).or_none(),
-    "num_groups": _integer(1, 1024),
-    "top_k": _integer(1, 1024),
-    "local_window": _integer(0, _MAX_TOKENS),
-    "sink_tokens": _integer(0, _MAX_TOKENS),
-    "dense_below": _integer(0, _MAX_TOKENS),
-    "group_dim": _integer(1, 1024),
-    "temperature": _number(1e-6, 1e6),
-    "sinkhorn_iterations": _integer(1, 1000),
-    "gate": _Rule(f"one of {', '.join(GATE_NAMES)}", lambda value: isinstance(value, str) and value in GATE_NAMES),
-    "sharpness": _number(1e-6, 1e6),
-    "gate_strength": _number(0, 1e6),
-    "straight_through": _FLAG,
-    "hidden_size": _integer(1, 2**20).or_none(),
-    "key_value_heads": _integer(1, 9999).or_none(),
-    "layers": _list_of(_integer(0, 9999), 4096, "layer numbers").or_none(),
-    "tokenizer_revision": _text(200).or_none(),
-    "format_version": _integer(1, FORMAT_VERSION),
-    "target_modules": _modules(),
-    "exclude_modules": _modules(),
-    "include_sliding_layers": _FLAG,
-    "base_model_name_or_path": _text(4096).or_none(),  # from here on: PEFT's own
-    "revision": _text(200).or_none(),
-    "task_type": _text(100).or_none(),
-    "peft_version": _text(200).or_none(),
-    "inference_mode": _FLAG,
-    "auto_mapping": _Rule(
-        "a mapping of at most 10 texts",
-        lambda value: (
-            isinstance(value, dict)
-            and len(value) <= 10
-            and all(_text(200).or_none().holds(text) for item in value.items() for text in item)
-        ),
-    ).or_none(),
-}

@@ -28,7 +28,19 @@ ROWS = (
 )
 
 #: Modules that know no room, and that every room may know.
-TOOLS = ("commits", "escape", "files", "front_matter", "output", "progress", "ranks", "settings", "templates", "texts")
+TOOLS = (
+    "commits",
+    "escape",
+    "files",
+    "front_matter",
+    "output",
+    "progress",
+    "ranks",
+    "setting_rules",
+    "settings",
+    "templates",
+    "texts",
+)
 
 #: Who may know the local Hub, which knows nobody, besides tests.
 HOSTS = ("cli", "demo")

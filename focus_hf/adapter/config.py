@@ -15,7 +15,8 @@ from peft.utils import WEIGHTS_NAME, PeftType
 
 from ..attention import Pattern
 from ..records.adapter_files import CONFIG_FILE, WEIGHTS_FILE, check_weights, refuse_pickles
-from ..settings import FORMAT_VERSION, FocusSettings
+from ..setting_rules import FORMAT_VERSION
+from ..settings import FocusSettings
 
 #: The adapter type; `registration.add_peft_type` has added it to PEFT's enum.
 PEFT_TYPE = PeftType("FOCUS")

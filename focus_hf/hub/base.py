@@ -10,8 +10,8 @@ from ..records.adapter_files import CONFIG_FILE
 from ..records.base_model import BaseFacts
 from .errors import HubError, hub_errors
 from .files import LARGEST
+from .patience import Patience
 from .remote import HubReader, strings
-from .transfer import Patience
 
 #: Seconds to wait for what is good to know and not needed.
 _SECONDS = 20.0

@@ -20,10 +20,11 @@ from .benchmarks import write_benchmark_results
 from .errors import HubError, hub_errors, sense_errors
 from .files import adapter_files
 from .merge_card import difference, merge_cards, missing_licence
+from .patience import Patience
 from .place import Remote, look, place_for, stop_if_concerned
 from .prepare import gather, name_base
 from .remote import HubReader
-from .transfer import Patience, bounded_answers
+from .transfer import bounded_answers
 
 #: How often a push starts again because somebody else pushed something that does not concern it.
 _TRIES = 3

@@ -21,7 +21,8 @@ from ..files import written_atomically
 from ..records.adapter_files import CONFIG_FILE
 from .errors import HubError
 from .files import LARGEST
-from .transfer import Patience, download, read_json, request
+from .patience import Patience
+from .transfer import download, read_json, request
 
 #: Repositories that a search looks at, and pages of them: more are no search any more.
 LARGEST_SEARCH, MOST_PAGES = 10_000, 100
@@ -157,7 +158,7 @@ class HubReader:
 
     Args:
         api: endpoint and token.
-        patience: that the command has, `transfer.PATIENCE` by default.
+        patience: that the command has, `patience.PATIENCE` by default.
     """
 
     def __init__(self, api: HfApi, patience: Patience | None = None) -> None:

@@ -16,7 +16,7 @@ from huggingface_hub import constants
 
 import focus_hf
 from focus_hf.adapter.save import save_adapter
-from focus_hf.hub import HubError, transfer
+from focus_hf.hub import HubError, patience
 from focus_hf.hub.info import adapter_info
 from focus_hf.records import Evaluation, Results, save_results
 from tests.families import focus_model
@@ -424,8 +424,8 @@ def test_an_honest_server_is_understood(server, adapter, honest, place):
     ids=[f"{operation}-{name}" for operation, name, _, _ in CASES],
 )
 def test_hostile_answers(operation, handle, takes_time, server, adapter, honest, place, monkeypatch):
-    monkeypatch.setattr(transfer, "PATIENCE", 1.0 if takes_time or operation == "push" else 30.0)
-    monkeypatch.setattr(transfer, "SLOWEST", 1_000_000)
+    monkeypatch.setattr(patience, "PATIENCE", 1.0 if takes_time or operation == "push" else 30.0)
+    monkeypatch.setattr(patience, "SLOWEST", 1_000_000)
     monkeypatch.setattr("focus_hf.hub.transfer.time.sleep", lambda seconds: None)
     monkeypatch.setattr("focus_hf.hub.base._SECONDS", 1.0)
     secret = str(place / "secret.txt")
@@ -456,7 +456,7 @@ def test_the_stated_limits_hold(adapter, honest, place):
             started = time.monotonic()
             with pytest.raises((HubError, ValueError)):
                 OPERATIONS[operation](own.endpoint, mine, adapter)
-            if time.monotonic() - started > transfer.PATIENCE + 10:
+            if time.monotonic() - started > patience.PATIENCE + 10:
                 late.append(f"{operation}-{kind}: {time.monotonic() - started:.0f} s")
 
     with ThreadPoolExecutor(len(waits)) as together:
