@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 from torch import Tensor
@@ -74,6 +75,12 @@ class OneTokenRouting:
     classes: HeadClasses | None
     groups_each: int
     spelled_out: Callable[[], Routing]
+
+
+class Dense(Enum):
+    """Of a call that attends to everything: the base model's own attention answers it."""
+
+    CALL = "dense"
 
 
 def groups_each(top_k: int, classes: Sequence[HeadClass] | None, reads: Tensor | None) -> int | None:

@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..attention import PATHS, HeadClass, WhoAttends, count_pairs, kernel_named, pairs_by_head
+from ..settings import check_fields
 from .config import FocusConfig
 from .decide import MODES
 from .layer import FocusLayer, StandIn, focus_layers, warn_if_inactive
@@ -24,6 +25,7 @@ def set_routing(
     *,
     top_k: int | None = None,
     pairs: float | str | None = None,
+    dense_below: int | None = None,
     mode: str | None = _KEEP,
     window: int | None = None,
     path: str | None = None,
@@ -38,6 +40,9 @@ def set_routing(
             and slower. Saved with the adapter. Where heads have patterns of their own, it is that of all that
             attend by groups.
         pairs: one of the adapter's budgets, by its share of pairs: how each head attends is then as that budget says.
+        dense_below: positions below it attend to everything before them, so that contexts of up to so many tokens are
+            the base model's, bit for bit and nearly at its speed. Longer ones start with so many dense positions,
+            which shares of pairs do not count. Saved with the adapter.
         mode: ``"hard"`` (inference), ``"soft"`` (the attention of training), ``"local"`` (window and sinks
             only, for comparison), ``"window"`` (the same with a window of another width), ``"dense"`` (the model's own
             attention; for whole sequences, without a cache), or ``None``: soft while the centroids train, hard
@@ -62,6 +67,8 @@ def set_routing(
     chosen_kernel = None if kernel is None or kernel == "auto" else kernel_named(kernel)
     if gate_strength is not _KEEP and gate_strength is not None and not gate_strength >= 0:
         raise ValueError(f"gate_strength must not be negative, got {gate_strength!r}.")
+    if dense_below is not None:
+        check_fields({"dense_below": dense_below}, "set_routing")
     configs = _active_configs(layers)
     if pairs is not None:
         for config in configs:
@@ -71,6 +78,9 @@ def set_routing(
     if top_k is not None:
         for config in configs:
             set_top_k(config, top_k)
+    if dense_below is not None:
+        for config in configs:
+            config.dense_below = dense_below
     for layer in layers:
         if mode is not _KEEP:
             layer.mode, layer.window = mode, window

@@ -165,8 +165,7 @@ class HeadScores:
 
     def memberships(self) -> Tensor:
         """The group of each token: bool ``(B, T, n, K)``."""
-        best = self.keys.argmax(dim=-1, keepdim=True)
-        return torch.zeros_like(self.keys, dtype=torch.bool).scatter_(-1, best, True)
+        return own_groups(self.keys)
 
     def reads(self, top_ks: Sequence[int]) -> Tensor:
         """The groups that each token reads, ``top_ks[i]`` of head ``i``: bool ``(B, T, n, K)``."""
@@ -204,6 +203,11 @@ class HeadRouters:
         keys, queries, centroids, balance, bias = (tensor.float() for tensor in tensors)
         together = keys.flatten(0, 1), queries.flatten(0, 1), centroids.transpose(-1, -2)
         return cls(*together, balance[:, None], bias[:, None], temperature)
+
+
+def own_groups(keys: Tensor) -> Tensor:
+    """`HeadScores.memberships`, of these alone."""
+    return torch.zeros_like(keys, dtype=torch.bool).scatter_(-1, keys.argmax(dim=-1, keepdim=True), True)
 
 
 def head_scores(hidden_states: Tensor, routers: HeadRouters) -> HeadScores:

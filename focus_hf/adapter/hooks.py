@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..escape import shown
 from .cache import find_cache
-from .call import OneTokenRouting, RoutedConfig, Routing
+from .call import Dense, OneTokenRouting, RoutedConfig, Routing
 from .continuous import route_pages
 from .discovery import slot_by_call
 from .layer import FocusLayer
@@ -51,13 +51,13 @@ class _Hooks:
 
     def before(self, attention: Any, args: tuple, kwargs: dict[str, Any]) -> None:
         hidden_states = args[0] if args else kwargs["hidden_states"]
-        call: Routing | OneTokenRouting | None = self._one_token(hidden_states, args, kwargs)
+        call: Routing | OneTokenRouting | Dense | None = self._one_token(hidden_states, args, kwargs)
         if call is None:
             call = self._tokens(attention, hidden_states, args, kwargs)
-        if call is not None:
+        if call is not None and call is not Dense.CALL:
             _set_config(attention, RoutedConfig(attention.config, call))
 
-    def _one_token(self, hidden_states: Tensor, args: tuple, kwargs: dict[str, Any]) -> OneTokenRouting | None:
+    def _one_token(self, hidden_states: Tensor, args: tuple, kwargs: dict[str, Any]) -> OneTokenRouting | Dense | None:
         """The short way of what happens most: one new token of each sequence, and nothing else to be heeded."""
         if hidden_states.shape[1] != 1 or self.slot_by_call is not None or kwargs.get("attention_mask") is not None:
             return None

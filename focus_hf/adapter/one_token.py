@@ -17,7 +17,7 @@ from transformers.cache_utils import Cache
 from ..attention import HeadClasses, OneToken, Windows, keeps, nothing_read, starts_as_scores
 from ..ranks import several
 from .cache import cache_layer, tokens_seen
-from .call import OneTokenRouting, Routing
+from .call import Dense, OneTokenRouting, Routing
 from .config import FocusConfig
 from .decide import any_two_share
 from .heads import head_classes, query_scores
@@ -25,9 +25,9 @@ from .layer import FocusLayer
 from .remembered import append_numbers, known_numbers, unrouted_tokens
 
 
-def route_one_token(router: FocusLayer, hidden_states: Tensor, cache: Cache) -> OneTokenRouting | None:
+def route_one_token(router: FocusLayer, hidden_states: Tensor, cache: Cache) -> OneTokenRouting | Dense | None:
     """The routing of a call with one new token for each sequence, or ``None``, and nothing has happened, where more is
-    asked.
+    asked. A call that is dense has none, but its token is remembered.
 
     Args:
         router: of the attention module that is called.
@@ -38,8 +38,10 @@ def route_one_token(router: FocusLayer, hidden_states: Tensor, cache: Cache) -> 
     if single is None:
         return None
     layer = cache_layer(cache, router.layer_idx)
-    if layer.store is not None or layer.must_store or not layer.keeps_all or tokens_seen(layer) < single.dense_length:
+    if layer.store is not None or layer.must_store or not layer.keeps_all:
         return None
+    if tokens_seen(layer) < single.dense_length:
+        return Dense.CALL if single.remember(router, hidden_states, layer) is not None else None
     return single.route(router, hidden_states, layer)
 
 
@@ -102,8 +104,13 @@ class SingleTokens:
     windows: Windows
     nothing: Tensor
 
+    def remember(self, router: FocusLayer, hidden_states: Tensor, layer: Any) -> Any:
+        """Let the cache remember the tokens of a call; ``None``, and nothing has happened, where it is not known in
+        which groups earlier tokens are."""
+        raise NotImplementedError
+
     def route(self, router: FocusLayer, hidden_states: Tensor, layer: Any) -> OneTokenRouting | None:
-        """The routing of a call; ``None`` where it is not known in which groups earlier tokens are."""
+        """The routing of a call, and what `remember` does."""
         raise NotImplementedError
 
 
@@ -117,17 +124,27 @@ class _Shared(SingleTokens):
         return cls(name, config, config.version, like.device, name, config.pattern.dense_length, windows, nothing)
 
     @torch.no_grad()
-    def route(self, router: FocusLayer, hidden_states: Tensor, layer: Any) -> OneTokenRouting | None:
+    def remember(self, router: FocusLayer, hidden_states: Tensor, layer: Any) -> tuple[Tensor, Tensor] | None:
+        """The groups of the tokens, int64 ``(B, 1, k)``, and those of all, ``(B, k, tokens in all)``."""
         config = self.config
         known = known_numbers(layer, hidden_states.shape[0], self.owner, config.num_groups, config.top_k, 1)
         if known is None:
             return None
         scores, balance = router(hidden_states, self.adapter_name)
         own = (scores + balance).topk(config.top_k, dim=-1).indices
-        numbers = append_numbers(layer, known, own.transpose(1, 2))
-        token = OneToken(numbers, self.nothing.expand_as(scores).scatter(-1, own, 0.0), self.windows)
+        return own, append_numbers(layer, known, own.transpose(1, 2))
+
+    @torch.no_grad()
+    def route(self, router: FocusLayer, hidden_states: Tensor, layer: Any) -> OneTokenRouting | None:
+        remembered, config = self.remember(router, hidden_states, layer), self.config
+        if remembered is None:
+            return None
+        own, numbers = remembered
+        reads = self.nothing.expand(own.shape[0], -1, -1).scatter(-1, own, 0.0)
         spelled_out = partial(_spelled_out, layer, config, self.owner, None, None)
-        return OneTokenRouting(token, config.pattern, layer, None, config.top_k, spelled_out)
+        return OneTokenRouting(
+            OneToken(numbers, reads, self.windows), config.pattern, layer, None, config.top_k, spelled_out
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,14 +173,20 @@ class _PerHead(SingleTokens):
         own = classes, starts_as_scores(top_ks, like), min(reach, default=config.local_window)
         return cls(*general, classes.dense_length, windows, nothing, *own)
 
+    def remember(self, router: FocusLayer, hidden_states: Tensor, layer: Any) -> Tensor | None:
+        """int64 ``(B, P, tokens in all)``, see `Unrouted.append`."""
+        routers = router.head_routers(self.adapter_name)
+        unrouted = unrouted_tokens(layer, hidden_states.shape[0], self.owner, routers, self.window)
+        return None if unrouted is None else unrouted.append(hidden_states)
+
     @torch.no_grad()
     def route(self, router: FocusLayer, hidden_states: Tensor, layer: Any) -> OneTokenRouting | None:
-        batch, most, routers = hidden_states.shape[0], self.starts.shape[1], router.head_routers(self.adapter_name)
-        unrouted = unrouted_tokens(layer, batch, self.owner, routers, self.window)
-        if unrouted is None:
+        numbers = self.remember(router, hidden_states, layer)
+        if numbers is None:
             return None
-        numbers = unrouted.append(hidden_states)
-        best_first = query_scores(hidden_states, routers).squeeze(1).topk(most, dim=-1).indices
+        batch, most = hidden_states.shape[0], self.starts.shape[1]
+        scores = query_scores(hidden_states, router.head_routers(self.adapter_name))
+        best_first = scores.squeeze(1).topk(most, dim=-1).indices
         reads = self.nothing.expand(batch, -1, -1).scatter(-1, best_first, self.starts.expand(batch, -1, -1))
         spelled_out = partial(_spelled_out, layer, self.config, self.owner, self.classes, reads)
         token = OneToken(numbers, reads, self.windows)

@@ -15,7 +15,7 @@ from .balance import balanced_assignments
 from .cache import cache_layer, tokens_seen
 from .call import Routing, SoftGate
 from .decide import Decision, decide, dense_by_groups, window_of
-from .heads import HeadScores, head_classes, shared_columns, top_ks_by_head
+from .heads import HeadScores, head_classes, key_scores, own_groups, shared_columns, top_ks_by_head
 from .layer import FocusLayer, StandIn
 from .masks import valid_tokens
 from .remembered import append_memberships
@@ -133,9 +133,12 @@ def _routing_by_class(
 ) -> Routing | None:
     """Inference where a layer's heads do not all attend alike. The cache remembers the columns of all classes."""
     config = router.configs[adapter_name]
-    memberships, reads = _columns(router, adapter_name, hidden_states, layer)
+    groups_each = 1 if config.routing == "per_head" else None  # of each head
+    if decision.dense and groups_each and not _looked_at(router):
+        memberships, reads = _own_columns(router, adapter_name, hidden_states), None
+    else:
+        memberships, reads = _columns(router, adapter_name, hidden_states, layer)
     _tell_pairs(router, config.pattern, memberships, reads, classes)
-    groups_each = None if reads is None else 1  # of each head
     owner, in_stores = (adapter_name, memberships.shape[-1]), False
     if layer is not None:
         in_stores = not decision.dense and follows(layer, config.pattern, owner, memberships.shape[0], classes)
@@ -202,6 +205,17 @@ def _columns(router: FocusLayer, adapter_name: str, hidden_states: Tensor, layer
             view = router.head_view(head, reads[:, :, place])
             router.observer(view, by_head.keys[:, :, place], memberships[:, :, place])
     return memberships.flatten(-2), reads.flatten(-2)
+
+
+def _looked_at(router: FocusLayer) -> bool:
+    return any((router.observer, router.pairs_observer, router.stand_in))
+
+
+def _own_columns(router: FocusLayer, adapter_name: str, hidden_states: Tensor) -> Tensor:
+    """The first of `_columns` with routing per head: what a dense call leaves for later ones."""
+    if not router.configs[adapter_name].heads_with_groups(router.layer_idx):
+        return torch.zeros(*hidden_states.shape[:2], 0, dtype=torch.bool, device=hidden_states.device)
+    return own_groups(key_scores(hidden_states, router.head_routers(adapter_name))).flatten(-2)
 
 
 def _attention_observer(router: FocusLayer, reads: Tensor | None) -> Callable[..., None] | None:

@@ -186,6 +186,9 @@ def test_set_routing():
         focus_hf.set_routing(model, mode="sparse")
     with pytest.raises(ValueError, match="path must be one of auto, grouped, biased, lookup, masked, got 'flash'"):
         focus_hf.set_routing(model, path="flash")
+    for dense_below in (-1, 64.0, "64", True):
+        with pytest.raises(ValueError, match="set_routing: dense_below must be an integer from 0"):
+            focus_hf.set_routing(model, top_k=2, dense_below=dense_below)
     with pytest.raises(ValueError, match="gate_strength must not be negative"):
         focus_hf.set_routing(model, gate_strength=-1)
     with model.disable_adapter(), pytest.warns(UserWarning, match="not active"):

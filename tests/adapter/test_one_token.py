@@ -240,6 +240,7 @@ CHANGES = {
     "mode": lambda model: set_routing(model, mode="window", window=3),
     "dense": lambda model: set_routing(model, mode="dense"),
     "budget": lambda model: set_routing(model, pairs="0.9"),
+    "dense below": lambda model: set_routing(model, dense_below=55),
     "config": change_config,
     "path": lambda model: set_routing(model, path="masked"),
     "off": lambda model: model.base_model.disable_adapter_layers(),
@@ -266,6 +267,35 @@ def test_whatever_is_changed_between_two_tokens_holds_from_the_next_one_on(chang
     monkeypatch.setattr(hooks, "route_one_token", lambda *args: None)
     logits.append(torch.cat([step(model, twin, ids[:, i : i + 1]) for i in range(50, 60)], dim=1))
     torch.testing.assert_close(*logits, rtol=1e-3, atol=2e-4)
+
+
+@pytest.mark.parametrize("routing", ["per_head", "shared"])
+def test_tokens_of_a_dense_context_are_the_base_models_and_remembered(routing: str, monkeypatch: Any) -> None:
+    """Nothing but their groups is asked for, and these only where they count."""
+    model, ids = model_of(routing), token_ids(length=70)
+    set_routing(model, dense_below=64)
+    cache, plain = DynamicCache(config=model.config), DynamicCache(config=model.config)
+    step(model, cache, ids[:, :40])
+    layers, told = routed(model, cache), []
+    general = hooks.route
+    monkeypatch.setattr(hooks, "route", lambda *args: (told.append(args[0]), general(*args))[1])
+    found = torch.cat([step(model, cache, ids[:, i : i + 1]) for i in range(40, 64)], dim=1)
+    assert all(router not in told for router in focus_layers(model) if router.tensors_of("default"))
+    assert all((layer.unrouted is not None) == (routing == "per_head") for layer in layers)
+    with model.disable_adapter():
+        step(model, plain, ids[:, :40])
+        dense = torch.cat([step(model, plain, ids[:, i : i + 1]) for i in range(40, 64)], dim=1)
+    assert torch.equal(found, dense)
+    found = torch.cat([step(model, cache, ids[:, i : i + 1]) for i in range(64, 70)], dim=1)
+    with torch.no_grad():
+        whole = model(input_ids=ids, use_cache=False).logits[:, 64:]
+    torch.testing.assert_close(found, whole, rtol=1e-3, atol=2e-4)
+    known = [layer.group_memberships for layer in layers]
+    cache = DynamicCache(config=model.config)
+    set_routing(model, dense_below=0)
+    step(model, cache, ids)
+    for before, layer in zip(known, routed(model, cache), strict=True):
+        assert before.shape == layer.group_memberships.shape and not before.all(-1).any()
 
 
 def test_a_call_that_keeps_gradients_goes_the_general_way() -> None:
