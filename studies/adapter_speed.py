@@ -49,7 +49,7 @@ def main() -> None:
     parser.add_argument("--adapter", required=True, help="folder or Hub id")
     parser.add_argument("--base", help="base model, the adapter's own by default")
     parser.add_argument("--text", type=Path, required=True)
-    parser.add_argument("--setting", nargs="+", required=True, help="length:budget, as 2048:0.25")
+    parser.add_argument("--setting", nargs="+", required=True, help="length:budget, as 2048:0.25, or a length alone")
     parser.add_argument("--dense-below", type=int, help="as of set_routing; the adapter's own by default")
     parser.add_argument("--new", type=int, default=32, help="tokens decoded after a prompt")
     parser.add_argument("--rounds", type=int, default=2)
@@ -59,9 +59,9 @@ def main() -> None:
     model, tokenizer, _ = load_adapted(args.adapter, base=args.base)
     models = {"dense": AutoModelForCausalLM.from_pretrained(model.name_or_path).to(model.dtype).eval(), "Focus": model}
     for setting in args.setting:
-        length, budget = setting.split(":")
+        length, _, budget = setting.partition(":")
         ids = tokenize_windows(tokenizer, args.text.read_text(encoding="utf-8"), int(length))[0]
-        set_routing(model, pairs=float(budget), dense_below=args.dense_below)
+        set_routing(model, pairs=float(budget) if budget else None, dense_below=args.dense_below)
         rounds = [times(models, ids, args.new) for _ in range(args.rounds)]
         for what in ("prompt", "token"):
             if what == "prompt":

@@ -208,6 +208,7 @@ def _columns(router: FocusLayer, adapter_name: str, hidden_states: Tensor, layer
 
 
 def _looked_at(router: FocusLayer) -> bool:
+    """Whether somebody is told of the routing, or stands in for it."""
     return any((router.observer, router.pairs_observer, router.stand_in))
 
 
