@@ -42,7 +42,7 @@ def set_routing(
         pairs: one of the adapter's budgets, by its share of pairs: how each head attends is then as that budget says.
         dense_below: positions below it attend to everything before them, so that contexts of up to so many tokens are
             the base model's, bit for bit and nearly at its speed. Longer ones start with so many dense positions,
-            which shares of pairs do not count. Saved with the adapter.
+            whose pairs the shares in the names of budgets do not include. Saved with the adapter.
         mode: ``"hard"`` (inference), ``"soft"`` (the attention of training), ``"local"`` (window and sinks
             only, for comparison), ``"window"`` (the same with a window of another width), ``"dense"`` (the model's own
             attention; for whole sequences, without a cache), or ``None``: soft while the centroids train, hard
