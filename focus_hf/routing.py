@@ -47,6 +47,24 @@ def group_scores(hidden_states: Tensor, projection: Tensor, centroids: Tensor, t
         return F.linear(projected, centroids.float()) / temperature
 
 
+def balanced_scores(
+    hidden_states: Tensor, projection: Tensor, centroids: Tensor, temperature: float, balance: Tensor
+) -> Tensor:
+    """`group_scores` with the balance added, in as few operations as it takes: what decides over a token's groups.
+
+    Args:
+        hidden_states: ``(N, d)``.
+        projection, centroids, temperature: as in `group_scores`.
+        balance: ``b``, ``(K,)``.
+
+    Returns:
+        float32 ``(N, K)``.
+    """
+    with without_autocast(hidden_states.device.type):
+        projected = F.linear(hidden_states.float(), projection.float())
+        return torch.addmm(balance.float(), projected, centroids.float().t(), alpha=1.0 / temperature)
+
+
 def sinkhorn(scores: Tensor, iterations: int, valid: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Balanced soft assignments (paper, section 3): every row a distribution, every group equal mass.
 

@@ -23,8 +23,8 @@ from ..attention import (
     memberships_of,
     memberships_of_columns,
 )
+from .last_tokens import LastTokens
 from .room import Room, can_share
-from .unrouted import Unrouted
 
 
 def find_cache(values: tuple[Any, ...]) -> Cache | None:
@@ -65,10 +65,10 @@ def _with_memberships(layer_class: type) -> type:
         _layer_type = None  # or transformers would take it for the default layer of that type
         #: Perhaps of some tokens only, where there are numbers of all: see `group_memberships`.
         known_memberships: Tensor | None = None
-        #: See `group_numbers`: without those of tokens that are `unrouted`.
+        #: See `group_numbers`: without those of the `last_tokens`.
         found_numbers: Tensor | None = None
-        #: The last tokens, if nobody has asked for their groups yet.
-        unrouted: Unrouted | None = None
+        #: Where single tokens came one by one.
+        last_tokens: LastTokens | None = None
         group_owner: object = None
         #: Every token is in exactly this many groups, if that is known without looking.
         groups_each: int | None = None
@@ -96,13 +96,13 @@ def _with_memberships(layer_class: type) -> type:
         @property
         def group_numbers(self) -> Tensor | None:
             """int64 ``(B, P * k, S)``, where single tokens go on by numbers."""
-            if self.unrouted is not None:
-                self.group_numbers = self.unrouted.find()
+            if self.last_tokens is not None:
+                self.group_numbers = self.last_tokens.find()
             return self.found_numbers
 
         @group_numbers.setter
         def group_numbers(self, numbers: Tensor | None) -> None:
-            self.found_numbers, self.unrouted = numbers, None
+            self.found_numbers, self.last_tokens = numbers, None
 
         @property
         def group_memberships(self) -> Tensor | None:

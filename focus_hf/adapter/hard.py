@@ -104,8 +104,8 @@ def hard_attention(
 
 
 def attend_new_token(routing: OneTokenRouting, tensors: Sequence[Tensor], scale: float | None) -> Tensor | None:
-    """Inference: one new token for each sequence against keys in plain storage, by the numbers of groups, with plain
-    scores and nothing hidden.
+    """Inference: one new token for each sequence against keys in plain storage, with plain scores and nothing
+    hidden.
 
     Args:
         routing: of this call.
@@ -117,12 +117,12 @@ def attend_new_token(routing: OneTokenRouting, tensors: Sequence[Tensor], scale:
     """
     token, layer, (query, key, value) = routing.token, routing.cache_layer, tensors
     length = key.shape[2]
-    if token.numbers.shape[-1] != length:
+    if token.length != length:
         return None
     output = attend_one_token(query, key, value, token, query.shape[-1] ** -0.5 if scale is None else scale)
     if not too_short_to_store(layer):
         kernel = find_kernel(query, value)
-        if can_store_by_groups(layer, token.reads.shape[-1], routing.groups_each, kernel, routing.classes):
+        if can_store_by_groups(layer, token.num_groups, routing.groups_each, kernel, routing.classes):
             positions = count_up(length, like=key).expand(key.shape[0], length)
             known = True, routing.classes, kernel.one_row_at_a_time
             store_by_groups(layer, routing.pattern, positions, *known)

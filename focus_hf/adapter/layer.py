@@ -26,6 +26,9 @@ CENTROID_GAIN = 0.3
 #: The tensors of heads that route for themselves, as `HeadRouters` takes them.
 _OF_HEADS = ("focus_proj", "focus_query_proj", "focus_centroids", "focus_balance", "focus_query_bias")
 
+#: Those of a routing that all heads share.
+_SHARED = ("focus_proj", "focus_centroids", "focus_balance")
+
 #: Scores in the place of a layer's own, to compare the adapter with: of the layer's index, a number of heads, the
 #: place of the first new token and how many there are; float32 ``(B or 1, T, heads, K)``. See `routing_by`.
 StandIn = Callable[[int, int, int, int], Tensor]
@@ -208,7 +211,7 @@ class FocusLayer(nn.Module, BaseTunerLayer):
         Returns:
             float32 ``(B, T, K)`` and float32 ``(K,)``, the latter without gradient.
         """
-        self._check_finite(adapter_name)
+        self.check_finite(adapter_name)
         scores = routing.group_scores(
             hidden_states,
             self.focus_proj[adapter_name],
@@ -216,6 +219,15 @@ class FocusLayer(nn.Module, BaseTunerLayer):
             self.configs[adapter_name].temperature,
         )
         return scores, self.focus_balance[adapter_name].detach().float().clone()
+
+    def balanced_scores(self, tokens: Tensor, adapter_name: str) -> Tensor:
+        """The scores of single tokens ``(B, d)`` with the balance potentials added: float32 ``(B, K)``.
+
+        Parameters are not checked here.
+        """
+        kinds: dict[str, Any] = self._modules  # without torch's search among names
+        proj, centroids, balance = (kinds[kind]._parameters[adapter_name] for kind in _SHARED)
+        return routing.balanced_scores(tokens, proj, centroids, self.configs[adapter_name].temperature, balance)
 
     def head_scores(self, hidden_states: Tensor, adapter_name: str) -> HeadScores | None:
         """Scores of every token for every head with groups, for an adapter with ``routing="per_head"``.
@@ -236,7 +248,7 @@ class FocusLayer(nn.Module, BaseTunerLayer):
         is_same = kept is not None and may_keep and kept[1].temperature == temperature
         if is_same and kept is not None and kept[0] == [tensor.data_ptr() for tensor in tensors]:
             return kept[1]
-        self._check_finite(adapter_name)
+        self.check_finite(adapter_name)
         routers = HeadRouters.of(tensors, temperature)
         if may_keep and all(type(tensor) is nn.Parameter and tensor.dtype == torch.float32 for tensor in tensors):
             self.__dict__["_put_together"] = [tensor.data_ptr() for tensor in tensors], routers
@@ -249,7 +261,7 @@ class FocusLayer(nn.Module, BaseTunerLayer):
             reads = torch.zeros_like(reads)
         return HeadView(f"{self.name}.{head}", self.layer_idx, head, config, reads)
 
-    def _check_finite(self, adapter_name: str) -> None:
+    def check_finite(self, adapter_name: str) -> None:
         """Once per adapter: damaged or missing tensors must not quietly route at random."""
         if adapter_name in self._checked:
             return

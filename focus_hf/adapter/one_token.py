@@ -14,15 +14,25 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
-from ..attention import HeadClasses, OneToken, Windows, keeps, nothing_read, starts_as_scores
+from ..attention import (
+    HeadClasses,
+    Pattern,
+    TokenByNumbers,
+    TokenByRows,
+    Windows,
+    keeps,
+    nothing_read,
+    starts_as_scores,
+)
 from ..ranks import several
 from .cache import cache_layer, tokens_seen
 from .call import Dense, OneTokenRouting, Routing
 from .config import FocusConfig
 from .decide import any_two_share
-from .heads import head_classes, query_scores
+from .heads import HeadRouters, head_classes, query_scores
+from .last_tokens import Routed, Unrouted
 from .layer import FocusLayer
-from .remembered import append_numbers, known_numbers, unrouted_tokens
+from .remembered import routed_tokens, unrouted_tokens
 
 
 def route_one_token(router: FocusLayer, hidden_states: Tensor, cache: Cache) -> OneTokenRouting | Dense | None:
@@ -75,7 +85,10 @@ def _is_simple(router: FocusLayer) -> bool:
 
 def _prepare(router: FocusLayer, name: str, config: FocusConfig, like: Tensor) -> SingleTokens | None:
     if config.plain:
-        return None if any_two_share(config.top_k, config.num_groups) else _Shared.of(name, config, like)
+        if any_two_share(config.top_k, config.num_groups):
+            return None
+        router.check_finite(name)
+        return _Shared.of(name, config, like)
     if config.routing == "per_head" and config.heads_with_groups(router.layer_idx):
         return _PerHead.of(name, config, router.layer_idx, like)
     return None
@@ -91,8 +104,6 @@ class SingleTokens:
         device: where the tokens are.
         owner: see `Routing`.
         dense_length: so many tokens are dense attention.
-        windows: of all heads.
-        nothing: float32 ``(P, K)``, of a token that reads no group.
     """
 
     adapter_name: str
@@ -101,8 +112,6 @@ class SingleTokens:
     device: torch.device
     owner: object
     dense_length: int
-    windows: Windows
-    nothing: Tensor
 
     def remember(self, router: FocusLayer, hidden_states: Tensor, layer: Any) -> Any:
         """Let the cache remember the tokens of a call; ``None``, and nothing has happened, where it is not known in
@@ -116,35 +125,38 @@ class SingleTokens:
 
 @dataclass(frozen=True, eq=False)
 class _Shared(SingleTokens):
-    """With one routing for all heads."""
+    """With one routing for all heads.
+
+    Args:
+        pattern: of all heads.
+    """
+
+    pattern: Pattern
 
     @classmethod
     def of(cls, name: str, config: FocusConfig, like: Tensor) -> _Shared:
-        windows, nothing = Windows((config.pattern,)), nothing_read(1, config.num_groups, like)
-        return cls(name, config, config.version, like.device, name, config.pattern.dense_length, windows, nothing)
+        pattern = config.pattern
+        return cls(name, config, config.version, like.device, name, pattern.dense_length, pattern)
 
-    @torch.no_grad()
-    def remember(self, router: FocusLayer, hidden_states: Tensor, layer: Any) -> tuple[Tensor, Tensor] | None:
-        """The groups of the tokens, int64 ``(B, 1, k)``, and those of all, ``(B, k, tokens in all)``."""
-        config = self.config
-        known = known_numbers(layer, hidden_states.shape[0], self.owner, config.num_groups, config.top_k, 1)
-        if known is None:
+    def remember(self, router: FocusLayer, hidden_states: Tensor, layer: Any) -> tuple[Routed, Tensor] | None:
+        """Where the tokens were taken in, and their groups, int64 ``(B, k)``."""
+        config, batch = self.config, hidden_states.shape[0]
+        last = routed_tokens(layer, batch, self.owner, config.num_groups, config.top_k, self.pattern)
+        if last is None:
             return None
-        scores, balance = router(hidden_states, self.adapter_name)
-        own = (scores + balance).topk(config.top_k, dim=-1).indices
-        return own, append_numbers(layer, known, own.transpose(1, 2))
+        scores = router.balanced_scores(hidden_states.flatten(0, 1), self.adapter_name)
+        own = scores.topk(config.top_k, dim=-1).indices
+        last.append(own.unsqueeze(1))
+        return last, own
 
-    @torch.no_grad()
     def route(self, router: FocusLayer, hidden_states: Tensor, layer: Any) -> OneTokenRouting | None:
-        remembered, config = self.remember(router, hidden_states, layer), self.config
+        remembered = self.remember(router, hidden_states, layer)
         if remembered is None:
             return None
-        own, numbers = remembered
-        reads = self.nothing.expand(own.shape[0], -1, -1).scatter(-1, own, 0.0)
-        spelled_out = partial(_spelled_out, layer, config, self.owner, None, None)
-        return OneTokenRouting(
-            OneToken(numbers, reads, self.windows), config.pattern, layer, None, config.top_k, spelled_out
-        )
+        last, own = remembered
+        spelled_out = partial(_spelled_out, layer, self.config, self.owner, None, None)
+        token = TokenByRows(last.rows, own, last.shape[1])
+        return OneTokenRouting(token, self.pattern, layer, None, self.config.top_k, spelled_out)
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,11 +164,15 @@ class _PerHead(SingleTokens):
     """With a routing for each head that has centroids.
 
     Args:
+        windows: of all heads.
+        nothing: float32 ``(P, K)``, of a token that reads no group.
         classes: of all heads.
         starts: float32 ``(P, largest top_k)``, the best group first: 0 for those that a head reads, else ``-inf``.
         window: the narrowest of those heads that read any.
     """
 
+    windows: Windows
+    nothing: Tensor
     classes: HeadClasses
     starts: Tensor
     window: int
@@ -173,23 +189,25 @@ class _PerHead(SingleTokens):
         own = classes, starts_as_scores(top_ks, like), min(reach, default=config.local_window)
         return cls(*general, classes.dense_length, windows, nothing, *own)
 
-    def remember(self, router: FocusLayer, hidden_states: Tensor, layer: Any) -> Tensor | None:
-        """int64 ``(B, P, tokens in all)``, see `Unrouted.append`."""
+    def remember(self, router: FocusLayer, hidden_states: Tensor, layer: Any) -> tuple[Unrouted, HeadRouters] | None:
+        """Where the tokens were taken in, and the routers of the heads."""
         routers = router.head_routers(self.adapter_name)
-        unrouted = unrouted_tokens(layer, hidden_states.shape[0], self.owner, routers, self.window)
-        return None if unrouted is None else unrouted.append(hidden_states)
-
-    @torch.no_grad()
-    def route(self, router: FocusLayer, hidden_states: Tensor, layer: Any) -> OneTokenRouting | None:
-        numbers = self.remember(router, hidden_states, layer)
-        if numbers is None:
+        last = unrouted_tokens(layer, hidden_states.shape[0], self.owner, routers, self.window)
+        if last is None:
             return None
-        batch, most = hidden_states.shape[0], self.starts.shape[1]
-        scores = query_scores(hidden_states, router.head_routers(self.adapter_name))
+        last.append(hidden_states)
+        return last, routers
+
+    def route(self, router: FocusLayer, hidden_states: Tensor, layer: Any) -> OneTokenRouting | None:
+        remembered = self.remember(router, hidden_states, layer)
+        if remembered is None:
+            return None
+        (last, routers), (batch, most) = remembered, (hidden_states.shape[0], self.starts.shape[1])
+        scores = query_scores(hidden_states, routers)
         best_first = scores.squeeze(1).topk(most, dim=-1).indices
         reads = self.nothing.expand(batch, -1, -1).scatter(-1, best_first, self.starts.expand(batch, -1, -1))
         spelled_out = partial(_spelled_out, layer, self.config, self.owner, self.classes, reads)
-        token = OneToken(numbers, reads, self.windows)
+        token = TokenByNumbers(last.numbers, reads, self.windows)
         return OneTokenRouting(token, self.config.pattern, layer, self.classes, 1, spelled_out)
 
 

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..attention import numbers_of
+from ..attention import Pattern, numbers_of
 from .cache import tokens_seen
 from .heads import HeadRouters
-from .unrouted import Unrouted
+from .last_tokens import Routed, Unrouted
 
 
 def append_memberships(layer: Any, new: Tensor, owner: object, groups_each: int | None = None) -> Tensor:
@@ -49,7 +49,7 @@ def append_memberships(layer: Any, new: Tensor, owner: object, groups_each: int 
 def known_numbers(
     layer: Any, batch: int, owner: object, num_groups: int, groups_each: int, routings: int
 ) -> Tensor | None:
-    """The groups of all tokens seen by their numbers, to go on from with `append_numbers`.
+    """The groups of all tokens seen by their numbers, to go on from.
 
     Args:
         layer: from `cache_layer`, before the new tokens' keys are added.
@@ -75,35 +75,39 @@ def known_numbers(
 
 
 def unrouted_tokens(layer: Any, batch: int, owner: object, routers: HeadRouters, window: int) -> Unrouted | None:
-    """What takes in single tokens of which nobody needs to know their group yet; ``None`` where `known_numbers` is.
+    """What takes in single tokens with routing per head; ``None`` where `known_numbers` is.
 
     Args:
         layer, batch, owner: as for `known_numbers`.
         routers: of the ``P`` heads; every token is in one group of each.
         window: the narrowest of those who read groups.
     """
-    unrouted = layer.unrouted
-    if unrouted is not None and unrouted.takes(routers, window) and unrouted.shape == (batch, tokens_seen(layer)):
-        return unrouted if layer.group_owner == owner else None
+    last = layer.last_tokens
+    if isinstance(last, Unrouted) and last.takes(routers, window) and last.shape == (batch, tokens_seen(layer)):
+        return last if layer.group_owner == owner else None
     routings, _, num_groups = routers.centroids.shape
     known = known_numbers(layer, batch, owner, num_groups, 1, routings)
     if known is None:
         return None
-    layer.unrouted = Unrouted(known, routers, window + 1)
-    return layer.unrouted
+    layer.last_tokens = made = Unrouted(known, routers, window)
+    return made
 
 
-def append_numbers(layer: Any, known: Tensor, new: Tensor) -> Tensor:
-    """`append_memberships` of one token for each sequence, by the numbers of its groups.
+def routed_tokens(
+    layer: Any, batch: int, owner: object, num_groups: int, top_k: int, pattern: Pattern
+) -> Routed | None:
+    """What takes in single tokens with a routing that all heads share; ``None`` where `known_numbers` is.
 
     Args:
-        layer: from `cache_layer`.
-        known: from `known_numbers`.
-        new: int64 ``(B, P * k, 1)``.
-
-    Returns:
-        int64 ``(B, P * k, tokens seen + 1)``.
+        layer, batch, owner, num_groups: as for `known_numbers`.
+        top_k: groups of every token.
+        pattern: of all heads.
     """
-    numbers: Tensor = layer.join("group_numbers", known, new, dim=-1)
-    layer.group_numbers = numbers
-    return numbers
+    last = layer.last_tokens
+    if isinstance(last, Routed) and last.takes(top_k, pattern) and last.shape == (batch, tokens_seen(layer)):
+        return last if layer.group_owner == owner else None
+    known = known_numbers(layer, batch, owner, num_groups, top_k, 1)
+    if known is None:
+        return None
+    layer.last_tokens = made = Routed(known, num_groups, pattern)
+    return made

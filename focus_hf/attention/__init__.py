@@ -7,7 +7,8 @@ from .device_pages import DevicePages
 from .gated import GATES, HARD_GATE, gated_attention
 from .gathered import gather_index, gathered_attention
 from .group_codes import MAX_GROUPS
-from .group_numbers import OneToken, Windows, attend_one_token, memberships_of, numbers_of
+from .group_numbers import TokenByNumbers, Windows, memberships_of, numbers_of
+from .group_rows import GroupRows, TokenByRows
 from .grouped import grouped_focus_attention
 from .hard_gate import credit_memberships
 from .head_class import (
@@ -30,6 +31,7 @@ from .mask import EVERY, PADDING, Known, Pattern, WhoAttends, attended_pairs, co
 from .masked import masked_attention, masked_focus_attention
 from .merge import Accumulator, merge
 from .one_query import attend_one_query
+from .one_token import OneToken, attend_one_token
 from .paths import PATHS, focus_attention
 from .plan import make_plan
 from .problem import Problem, Scores
@@ -40,6 +42,7 @@ __all__ = [
     "EVERYTHING",
     "GATES",
     "HARD_GATE",
+    "GroupRows",
     "GroupedStore",
     "KERNELS",
     "MAX_GROUPS",
@@ -58,6 +61,8 @@ __all__ = [
     "Problem",
     "Scores",
     "TieredPool",
+    "TokenByNumbers",
+    "TokenByRows",
     "TokensGone",
     "WhoAttends",
     "Windows",

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from .constants import column, ends_as_scores, keeps, room_for
 from .head_class import EVERYTHING
@@ -95,11 +94,11 @@ class Windows:
 
 
 @dataclass(frozen=True)
-class OneToken:
-    """The groups of a call with one new token for each sequence.
+class TokenByNumbers:
+    """The groups of a call with one new token for each sequence, where each token is in one group of each routing.
 
     Args:
-        numbers: int64 ``(B, P * k, S)``, groups of all tokens (`numbers_of`).
+        numbers: int64 ``(B, P, S)``, groups of all tokens (`numbers_of`).
         reads: float32 ``(B, P, K)``: 0 for groups that the new token reads, ``-inf`` for all others.
         windows: of the heads whose the ``P`` routings are, and of all others.
     """
@@ -108,34 +107,16 @@ class OneToken:
     reads: Tensor
     windows: Windows
 
+    @property
+    def length(self) -> int:
+        """Tokens in all."""
+        return self.numbers.shape[-1]
+
+    @property
+    def num_groups(self) -> int:
+        """``K``."""
+        return self.reads.shape[-1]
+
     def added_to_scores(self) -> Tensor:
         """0 for tokens that the new one attends to, ``-inf`` for all others: float32 ``(B, H_kv or 1, S)``."""
-        batch, routings, num_groups = self.reads.shape
-        each = self.numbers.shape[1] // routings
-        if each == 1:
-            return self.windows.added_to(self.reads.gather(-1, self.numbers))
-        reads = self.reads[:, :, None].expand(-1, -1, each, -1).reshape(batch, -1, num_groups)
-        by_group = reads.gather(-1, self.numbers).unflatten(1, (routings, each))
-        return self.windows.added_to(by_group.amax(dim=2))
-
-
-def attend_one_token(query: Tensor, key: Tensor, value: Tensor, token: OneToken, scale: float) -> Tensor:
-    """Hard Focus attention of one new token for each sequence, with plain scores and nothing hidden.
-
-    The query heads of a key/value head become its queries, so that keys are read once and not repeated.
-
-    Args:
-        query: ``(B, H, 1, D)``.
-        key: ``(B, H_kv, S, D)``.
-        value: ``(B, H_kv, S, D_v)``.
-        token: its groups and theirs.
-        scale: factor on ``q . k``.
-
-    Returns:
-        ``(B, H, 1, D_v)``.
-    """
-    added = token.added_to_scores().unsqueeze(2).to(query.dtype)
-    batch, heads, _, width = query.shape
-    folded = query.reshape(batch, key.shape[1], -1, width)
-    output = F.scaled_dot_product_attention(folded, key, value, attn_mask=added, scale=scale)
-    return output.view(batch, heads, 1, -1)
+        return self.windows.added_to(self.reads.gather(-1, self.numbers))

@@ -32,13 +32,12 @@ from torch.nn import functional as F
 
 from .. import routing
 from ..attention import (
+    GroupRows,
     Known,
-    OneToken,
-    Pattern,
     Problem,
     Scores,
+    TokenByRows,
     WhoAttends,
-    Windows,
     attend_one_token,
     focus_attention,
 )
@@ -55,6 +54,8 @@ BATCHES = (1, 8, 64)
 
 #: Width of a layer's centroids.
 _GROUP_DIM = 16
+
+_TEMPERATURE = 0.1
 
 PLAIN, BY_GROUPS = "plain cache", "cache by groups"
 
@@ -190,7 +191,7 @@ def calls(
         attend = _one_token(setting, (query, key, value))
 
     def focus() -> Tensor:
-        return attend(routing.group_scores(hidden, projection, centroids, 0.1), balance)
+        return attend(hidden, projection, centroids, balance)
 
     def dense() -> Tensor:
         repeated = setting.heads != setting.kv_heads
@@ -199,15 +200,17 @@ def calls(
     return dense, focus
 
 
-#: Attention of queries, keys and values, given the scores of the queries' tokens and the balance of groups.
-Attend = Callable[[Tensor, Tensor], Tensor]
+#: Attention of queries, keys and values, given the hidden states of the queries' tokens, and projection, centroids and
+#: balance of the groups.
+Attend = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 def _prompt(setting: Setting, call: tuple[Tensor, Tensor, Tensor], path: str, kernel: FlashStandIn | None) -> Attend:
     batch, _, length, _ = call[0].shape
     positions = torch.arange(length, device=call[0].device).expand(batch, length)
 
-    def attend(scores: Tensor, balance: Tensor) -> Tensor:
+    def attend(hidden: Tensor, projection: Tensor, centroids: Tensor, balance: Tensor) -> Tensor:
+        scores = routing.group_scores(hidden, projection, centroids, _TEMPERATURE)
         memberships = routing.hard_memberships(scores, balance, setting.top_k)
         who = WhoAttends(setting.pattern, positions, memberships, known=Known(setting.top_k, unpadded=True))
         return focus_attention(Problem(*call, who, Scores(setting.head_dim**-0.5)), path=path, kernel=kernel)
@@ -216,30 +219,18 @@ def _prompt(setting: Setting, call: tuple[Tensor, Tensor, Tensor], path: str, ke
 
 
 def _one_token(setting: Setting, call: tuple[Tensor, Tensor, Tensor]) -> Attend:
-    """By numbers of groups, as `focus_hf.adapter.one_token` does it; the last place is kept for the token's own."""
+    """By rows of groups, as `focus_hf.adapter.one_token` does it; the last place is kept for the token itself."""
     query, key, value = call
-    numbers = torch.randint(setting.num_groups, (query.shape[0], setting.top_k, setting.length), device=query.device)
-    nothing = torch.full((1, setting.num_groups), float("-inf"), device=query.device)
-    windows = _KeptWindows(setting.pattern, setting.length, query)
+    shape = query.shape[0], setting.top_k, setting.length - 1
+    numbers = torch.randint(setting.num_groups, shape, device=query.device)
+    rows = GroupRows(numbers, setting.num_groups, setting.pattern)
 
-    def attend(scores: Tensor, balance: Tensor) -> Tensor:
-        own = (scores + balance).topk(setting.top_k, dim=-1).indices
-        numbers[..., -1:] = own.transpose(1, 2)
-        reads = nothing.expand_as(scores).scatter(-1, own, 0.0)
-        return attend_one_token(query, key, value, OneToken(numbers, reads, windows), setting.head_dim**-0.5)
+    def attend(hidden: Tensor, projection: Tensor, centroids: Tensor, balance: Tensor) -> Tensor:
+        scores = routing.balanced_scores(hidden[:, 0], projection, centroids, _TEMPERATURE, balance)
+        token = TokenByRows(rows, scores.topk(setting.top_k, dim=-1).indices, setting.length)
+        return attend_one_token(query, key, value, token, setting.head_dim**-0.5)
 
     return attend
-
-
-class _KeptWindows(Windows):
-    """Made beforehand: a model keeps them from token to token, but not where its tensors are fake."""
-
-    def __init__(self, pattern: Pattern, length: int, like: Tensor) -> None:
-        super().__init__((pattern,))
-        self._ahead = self._made(self._steady, length, like)
-
-    def _of(self, length: int, like: Tensor) -> tuple[Tensor, Tensor | None]:
-        return self._ahead
 
 
 def _measure(setting: Setting, phase: str, path: str, batch: int) -> float | None:

@@ -196,11 +196,13 @@ def test_groups_are_found_when_a_token_leaves_the_narrowest_window_or_somebody_a
     for i in range(40, 60):
         step(model, cache, ids[:, i : i + 1])
         for layer in routed(model, cache):
-            _, seen = layer.unrouted.shape
-            assert seen == i + 1 and layer.unrouted._first >= seen - 9  # a window of 8, and the token itself
+            _, seen = layer.last_tokens.shape
+            assert (
+                seen == i + 1 and layer.last_tokens._found.shape[-1] >= seen - 9
+            )  # a window of 8, and the token itself
     twin = copy.deepcopy(cache)  # asks for itself
-    assert all(layer.group_numbers.shape[-1] == 60 and layer.unrouted is None for layer in routed(model, twin))
-    assert all(layer.unrouted is not None for layer in routed(model, cache))
+    assert all(layer.group_numbers.shape[-1] == 60 and layer.last_tokens is None for layer in routed(model, twin))
+    assert all(layer.last_tokens is not None for layer in routed(model, cache))
     for layer, other in zip(routed(model, cache), routed(model, twin), strict=True):
         assert torch.equal(layer.group_memberships, other.group_memberships)
 
@@ -213,9 +215,9 @@ def test_finding_groups_asks_the_device_for_nothing() -> None:
         for some in ids[:, :45].split([40, *[1] * 5], dim=1):
             step(model, cache, some)
         layer = routed(model, cache)[0]
-        layer.unrouted.find()
+        layer.last_tokens.find()
         with LaunchCounter() as counter:
-            layer.unrouted.find()
+            layer.last_tokens.find()
         assert not counter.syncs
         counts.append(sum(counter.operations.values()))
     assert counts[0] == counts[1] <= 5, counts
@@ -258,7 +260,7 @@ def test_whatever_is_changed_between_two_tokens_holds_from_the_next_one_on(chang
     cache = DynamicCache(config=model.config)
     for some in ids[:, :50].split([40, *[1] * 10], dim=1):
         step(model, cache, some)
-    assert all(layer.unrouted is not None for layer in routed(model, cache))
+    assert all(layer.last_tokens is not None for layer in routed(model, cache))
     CHANGES[change](model)
     twin = copy.deepcopy(cache)
     logits.append(torch.cat([step(model, cache, ids[:, i : i + 1]) for i in range(50, 60)], dim=1))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,9 +9,9 @@ from hypothesis import strategies as st
 from focus_hf.attention import (
     EVERYTHING,
     Known,
-    OneToken,
     Pattern,
     Scores,
+    TokenByNumbers,
     WhoAttends,
     Windows,
     attend_one_token,
@@ -56,7 +55,7 @@ def test_each_head_attends_as_the_definition_has_it(data, seed, length, num_grou
     memberships = in_groups(len(heads), length, num_groups, 1)
     read = torch.rand(2, len(heads), num_groups) < 0.3
     scores = torch.zeros(read.shape).masked_fill(~read, float("-inf"))
-    token = OneToken(numbers_of(memberships, num_groups, 1), scores, Windows(patterns, heads))
+    token = TokenByNumbers(numbers_of(memberships, num_groups, 1), scores, Windows(patterns, heads))
     output = attend_one_token(query, key, value, token, 0.3)
     positions = torch.arange(length).expand(2, length)
     for head, pattern in enumerate(patterns):
@@ -74,25 +73,11 @@ def test_each_head_attends_as_the_definition_has_it(data, seed, length, num_grou
         torch.testing.assert_close(output[:, queries], expected)
 
 
-@pytest.mark.parametrize("each", [1, 2, 3])
-@pytest.mark.parametrize("length", [1, 5, 30])
-def test_heads_may_share_groups_and_tokens_be_in_several(each, length):
-    torch.manual_seed(0)
-    query, (key, value) = torch.randn(2, 6, 1, 8, dtype=torch.float64), torch.randn(2, 2, 3, length, 8).double()
-    memberships, pattern = in_groups(1, length, 6, each), Pattern(3, 2)
-    reads = torch.zeros(2, 1, 6).masked_fill(~memberships[:, -1:], float("-inf"))
-    token = OneToken(numbers_of(memberships, 6, each), reads, Windows((pattern,)))
-    who = WhoAttends(pattern, torch.arange(length).expand(2, length), memberships)
-    mask = attended_pairs(who, slice(length - 1, length))
-    expected = masked_attention(query, key, value, mask, Scores(8**-0.5))
-    torch.testing.assert_close(attend_one_token(query, key, value, token, 8**-0.5), expected)
-
-
 def test_nothing_is_waited_for_and_batches_cost_the_same():
     counts = []
     for batch in (1, 8):
         numbers = torch.zeros(batch, 3, 50, dtype=torch.int64)
-        token = OneToken(numbers, torch.zeros(batch, 3, 8), Windows([Pattern(4, 2)] * 3, (0, 1, 2)))
+        token = TokenByNumbers(numbers, torch.zeros(batch, 3, 8), Windows([Pattern(4, 2)] * 3, (0, 1, 2)))
         query, key = torch.randn(batch, 6, 1, 8), torch.randn(batch, 3, 50, 8)
         attend_one_token(query, key, key, token, 1.0)  # what is made once
         with LaunchCounter() as counter:
