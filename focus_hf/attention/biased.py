@@ -9,26 +9,29 @@ column for each group of keys.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
 from torch import Tensor
-from torch.profiler import record_function
 
 from .kernels import cpu_flash
-from .mask import PADDING, WhoAttends, share_a_group
+from .mask import WhoAttends, share_a_group
 from .merge import merge
 from .plan import sequences
 from .problem import Problem
 from .rows import take
 from .scratch import scratch
+from .steps import step
 
 #: Numbers in one bias tensor, which as many queries share as fit, but not fewer than `MIN_QUERIES`.
 BIAS_SIZE = 2**22
 
 #: The kernel is fastest from 768 queries on.
 MIN_QUERIES = 1024
+
+#: So many sets of groups, in any order, have rows made for all of them: finding those that occur takes longer.
+MAX_SETS = 64
 
 #: Rows of a bias that are made together from its columns.
 ROWS = 256
@@ -40,48 +43,68 @@ def biased_focus_attention(problem: Problem) -> Tensor:
     Returns:
         As `grouped_focus_attention`.
     """
-    who, scale = problem.who, problem.scores.scale
+    batch, _, num_queries, _ = problem.query.shape
+    output = None
+    for row, queries, part in _parts(problem):
+        if batch == 1 and part.shape[0] == num_queries:
+            return part[None].transpose(1, 2)  # all there is, as it is
+        if output is None:
+            output = _output_of(problem)
+        output[row, queries] = part
+    return (_output_of(problem) if output is None else output).transpose(1, 2)
+
+
+def _output_of(problem: Problem) -> Tensor:
+    """``(B, Q, H, D_v)``; zero where padding may be."""
     batch, num_heads, num_queries, _ = problem.query.shape
-    output = problem.query.new_empty(batch, num_queries, num_heads, problem.value.shape[-1])
-    if who.documents is not None or not bool((who.positions != PADDING).all()):
-        output.zero_()  # padding
-    q, k, v = (x.transpose(1, 2) for x in (problem.query, problem.key, problem.value))
-    for row, tokens, queries in sequences(who, num_queries):
-        some = take(q[row], queries), take(k[row], tokens), take(v[row], tokens)
-        into = output[row, queries]  # a view of the output, if its tokens are adjacent
-        with record_function("focus: plan"):
-            fill = _how_to_fill(who, row, tokens, some[0].shape[0], problem.query.dtype)
-        _sequence(*some, fill, who.pattern.local_window, scale, into)
-        if not isinstance(queries, slice):
-            output[row, queries] = into
-    return output.transpose(1, 2)
+    shape = batch, num_queries, num_heads, problem.value.shape[-1]
+    return problem.query.new_empty(shape) if problem.who.is_plain else problem.query.new_zeros(shape)
 
 
 #: Writes what groups add to the scores of adjacent queries, ``(Q, S)``, given the first one's place among the ``S``.
 Fill = Callable[[Tensor, int], None]
 
 
+def _parts(problem: Problem) -> Iterator[tuple[int, Tensor | slice, Tensor]]:
+    """The output in parts: row, queries, ``(Q, H, D_v)``."""
+    who, num_queries = problem.who, problem.query.shape[2]
+    q, k, v = (x.transpose(1, 2) for x in (problem.query, problem.key, problem.value))
+    for row, tokens, queries in sequences(who, num_queries):
+        some = take(q[row], queries), take(k[row], tokens), take(v[row], tokens)
+        with step("plan"):
+            fill = _how_to_fill(who, row, tokens, some[0].shape[0], problem.query.dtype)
+        start = 0
+        for part in _sequence(*some, fill, who.pattern.local_window, problem.scores.scale):
+            stop = start + part.shape[0]
+            yield row, slice(start, stop) if isinstance(queries, slice) else queries[start:stop], part
+            start = stop
+
+
 def _sequence(
-    query: Tensor, key: Tensor, value: Tensor, fill: Fill, local_window: int, scale: float, output: Tensor
-) -> None:
-    """One document without padding: ``(Q, H, D)`` against ``(S, H_kv, D)``, the last of which are the queries'."""
+    query: Tensor, key: Tensor, value: Tensor, fill: Fill, local_window: int, scale: float
+) -> Iterator[Tensor]:
+    """One document without padding: ``(Q, H, D)`` against ``(S, H_kv, D)``, the last of which are the queries'.
+
+    Yields:
+        The output of some queries after the other.
+    """
     num_queries, num_keys = query.shape[0], key.shape[0]
     earlier, block = num_keys - num_queries, max(MIN_QUERIES, BIAS_SIZE // num_keys)
     memory = scratch("bias", min(block, num_queries) * num_keys, like=query)
     for start in range(0, num_queries, block):
         stop = min(start + block, num_queries)
         first, new = earlier + start, slice(earlier + start, earlier + stop)
-        with record_function("focus: plan"):
+        with step("plan"):
             bias = memory[: (stop - start) * new.stop].view(stop - start, new.stop)
             fill(bias, first)
             _open_window(bias, first, local_window)
-        with record_function("focus: groups"):
+        with step("groups"):
             some = query[start:stop]
             part = cpu_flash(some, key[new], value[new], scale, causal=True, bias=bias[None, None, :, new])
             if first:
                 before = cpu_flash(some, key[:first], value[:first], scale, bias=bias[None, None, :, :first])
                 part = merge(*part, *before)
-            output[start:stop] = part[0]
+        yield part[0]
 
 
 def _how_to_fill(who: WhoAttends, row: int, tokens: Tensor | slice, num_queries: int, dtype: torch.dtype) -> Fill:
@@ -89,11 +112,13 @@ def _how_to_fill(who: WhoAttends, row: int, tokens: Tensor | slice, num_queries:
     pattern, place = who.pattern, take(who.positions[row], tokens)
     groups = take(who.memberships[row], tokens)
     is_sink, is_early = place < pattern.sink_tokens, place < pattern.dense_below
+    each = None if who.known is None else who.known.groups_each
     if who.reads is None:
+        if each and groups.shape[1] ** each <= MAX_SETS and not pattern.dense_below:
+            return partial(_copy_rows, *_rows_of_sets(groups, is_sink, each, dtype))
         return partial(_copy_rows, *_rows(groups, is_sink, is_early, dtype))
     reads, earlier = take(who.reads[row], tokens), place.shape[0] - num_queries
-    one_each = who.known is not None and who.known.groups_each == 1
-    columns, kind = _columns(groups, is_sink, reads[earlier:], is_early[earlier:], one_each, dtype)
+    columns, kind = _columns(groups, is_sink, reads[earlier:], is_early[earlier:], each == 1, dtype)
     return partial(_copy_columns, columns, kind, earlier)
 
 
@@ -106,6 +131,17 @@ def _rows(groups: Tensor, is_sink: Tensor, is_early: Tensor, dtype: torch.dtype)
     ones = torch.ones_like(is_sink)
     kinds, kind = _unique_rows(torch.cat([groups, ones[:, None], is_early[:, None]], dim=1))
     return _zero_where(share_a_group(kinds, torch.cat([groups, is_sink[:, None], ones[:, None]], dim=1)), dtype), kind
+
+
+def _rows_of_sets(groups: Tensor, is_sink: Tensor, each: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """`_rows` where every token is in so many groups: of all sets of groups, whether or not a token has them."""
+    of_group = _zero_where(groups.t() | is_sink, dtype)
+    numbers = groups.to(torch.uint8).topk(each, dim=1).indices
+    rows, kind = of_group, numbers[:, 0]
+    for place in range(1, each):
+        rows = torch.maximum(rows[:, None], of_group).flatten(0, 1)
+        kind = kind * groups.shape[1] + numbers[:, place]
+    return rows, kind
 
 
 def _columns(

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.profiler import record_function
 
 from .device_path import attend_on_device, finish, flat_tokens
 from .device_plan import SortedRows, Tokens, make_device_plan
 from .kernels import Kernel
 from .mask import WhoAttends
 from .problem import Problem
+from .steps import step
 
 #: `kernels.triton_lookup.lookup_forward`, or what computes the same.
 Lookup = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, tuple[Tensor, Tensor, Tensor], float], tuple]
@@ -42,13 +42,13 @@ def device_lookup_attention(problem: Problem, kernel: Kernel, lookup: Lookup, bl
         block: readers of one list that it handles together.
     """
     num_queries, who = problem.num_queries, problem.who
-    with record_function("focus: plan"):
+    with step("plan"):
         near = make_device_plan(who.without_groups(), num_queries)
         far = make_lookup_plan(who, num_queries, block)
     q, k, v = flat_tokens(problem)
-    with record_function("focus: groups"):
+    with step("groups"):
         found, log = lookup(q, k, v, far.asking, far.limits, far.keys, far.blocks, problem.scores.scale)
-    with record_function("focus: gather"):
+    with step("gather"):
         found, log = (x.index_select(0, far.slots.flatten()).unflatten(0, far.slots.shape) for x in (found, log))
         found = found.masked_fill(far.silent[:, None, None, None], 0.0)  # behind the last list is anything, NaN too
         log = log.masked_fill(far.silent[:, None, None], float("-inf"))

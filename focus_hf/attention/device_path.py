@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.profiler import record_function
 
 from .device_plan import DevicePart, DevicePlan, make_device_plan
 from .kernels import Call, Kernel
 from .mask import WhoAttends
 from .problem import Problem
+from .steps import step
 
 
 def fits_device(who: WhoAttends, kernel: Kernel) -> bool:
@@ -26,7 +26,7 @@ def fits_device(who: WhoAttends, kernel: Kernel) -> bool:
 
 def device_focus_attention(problem: Problem, kernel: Kernel) -> Tensor:
     """As `grouped_focus_attention`, for a problem that `fits_device`."""
-    with record_function("focus: plan"):
+    with step("plan"):
         plan = make_device_plan(problem.who, problem.num_queries)
     q, k, v = flat_tokens(problem)
     logits, scale = problem.scores.sink_logits, problem.scores.scale
@@ -105,14 +105,14 @@ def _run(
     part: DevicePart, query: Tensor, key: Tensor, value: Tensor, scale: float, kernel: Kernel
 ) -> tuple[Tensor, Tensor]:
     """A part's results by query: ``(B * Q, c, H, D_v)`` and logsumexps ``(B * Q, c, H)``."""
-    with record_function("focus: gather"):
+    with step("gather"):
         q, k, v = _take(query, part.queries), _take(key, part.keys), _take(value, part.keys)
-    with record_function("focus: groups" if part.window is None else "focus: window"):
+    with step("groups" if part.window is None else "window"):
         output, lse = kernel.forward(q, k, v, _call(part, scale))
     if part.slots is None:
         output, lse = output[:, None], lse[:, None]
     else:
-        with record_function("focus: gather"):
+        with step("gather"):
             count = part.slots.shape[1]
             output, lse = (_take(x, part.slots.flatten()).unflatten(0, (-1, count)) for x in (output, lse))
     if part.no_keys is not None:
@@ -132,7 +132,7 @@ def _merge(results: list[tuple[Tensor, Tensor]], needs_lse: bool) -> tuple[Tenso
     """Results over disjoint sets of keys, as `_run` gives them, into one: weighted by their logsumexps."""
     if len(results) == 1 and results[0][1].shape[1] == 1:
         return results[0][0][:, 0], results[0][1][:, 0]
-    with record_function("focus: merge"):
+    with step("merge"):
         lses = torch.cat([lse for _, lse in results], dim=1)
         weights, first = torch.softmax(lses, dim=1)[..., None], 0
         total: Tensor | None = None

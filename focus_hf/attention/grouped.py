@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.profiler import record_function
 
 from .device_path import device_focus_attention, fits_device
 from .kernels import Call, Kernel, find_kernel
@@ -19,6 +18,7 @@ from .merge import Accumulator
 from .plan import Plan, make_plan
 from .problem import Problem
 from .rows import Gatherer, Part, take
+from .steps import step
 
 #: Queries of a sliding window handled together by kernels that work row by row; bounds their memory.
 WINDOW_QUERIES = 2048
@@ -44,7 +44,7 @@ def grouped_focus_attention(problem: Problem, kernel: Kernel | None = None) -> T
     if kernel.one_row_at_a_time and batch > 1:
         outputs = [grouped_focus_attention(problem.sequence(row), kernel).transpose(1, 2) for row in range(batch)]
         return torch.cat(outputs).transpose(1, 2)
-    with record_function("focus: plan"):
+    with step("plan"):
         plan = make_plan(problem.who, num_queries)
     q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (problem.query, problem.key, problem.value))
     output = _GroupedAttention.apply(q, k, v, problem.scores.sink_logits, plan, problem.scores.scale, kernel)
@@ -57,11 +57,11 @@ def attend_parts(query: Tensor, key: Tensor, value: Tensor, plan: Plan, scale: f
     whole = Accumulator(query.shape[0], query.shape[1], value.shape[-1], query, every_query)
     queries, keys, values = Gatherer(query, "query"), Gatherer(key, "key"), Gatherer(value, "value")
     for part, call, is_first in _calls(plan, scale, kernel):
-        with record_function("focus: gather"):
+        with step("gather"):
             q, k, v = queries.take(part.queries), keys.take(part.keys), values.take(part.keys)
-        with record_function("focus: groups" if call.window is None else "focus: window"):
+        with step("groups" if call.window is None else "window"):
             output, lse = kernel.forward(q, k, v, call)
-        with record_function("focus: merge"):
+        with step("merge"):
             (whole.put if is_first else whole.add)(part.queries, output, lse)
     return whole
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.profiler import record_function
 
 from .grouped import attend_parts
 from .kernels import Kernel, cpu_flash
@@ -24,6 +23,7 @@ from .merge import Accumulator
 from .plan import make_plan, sequences
 from .problem import Problem
 from .reader_blocks import ROWS, Readers, add_readers, attend_blocks, make_blocks
+from .steps import step
 
 #: Queries handled together: so many where keys are in several groups, and at least so many otherwise.
 BLOCK = 256
@@ -50,7 +50,7 @@ def _sequence(problem: Problem, kernel: Kernel) -> Tensor:
     """``(Q, H, D_v)`` for a batch of one."""
     who, scale = problem.who, problem.scores.scale
     q, k, v = (x[0].transpose(0, 1) for x in (problem.query, problem.key, problem.value))
-    with record_function("focus: window"):
+    with step("window"):
         whole = attend_parts(q, k, v, make_plan(who.without_groups(), problem.num_queries), scale, kernel)
     first = problem.num_keys - problem.num_queries
     for _, tokens, queries in sequences(who, problem.num_queries):
@@ -92,7 +92,7 @@ def _add_groups(
         return
     groups_of = who.memberships[0, tokens]
     counts = groups_of.sum(dim=-1)
-    with record_function("focus: groups"):
+    with step("groups"):
         single = tokens[counts == 1]
         group, order = groups_of[counts == 1].int().argmax(dim=-1).sort(stable=True)
         _add_single(whole, q, k, v, who, single[order], group, asking, first, scale)

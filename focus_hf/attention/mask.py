@@ -77,6 +77,11 @@ class WhoAttends:
     reads: Tensor | None = None
     known: Known | None = None
 
+    @property
+    def is_plain(self) -> bool:
+        """It is known, without looking, that every row is one document and nothing is padding."""
+        return self.known is not None and self.known.unpadded and self.documents is None
+
     def sequence(self, row: int) -> WhoAttends:
         """One sequence of the batch, as a batch of one."""
         one = slice(row, row + 1)

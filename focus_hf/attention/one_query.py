@@ -65,7 +65,7 @@ def _one_class(pattern: Pattern, kv_heads: int, columns: int) -> HeadClasses:
 
 def _are_in_order(who: WhoAttends) -> bool:
     """Whether positions are known to count up through each row."""
-    return who.known is not None and who.known.unpadded and who.documents is None
+    return who.is_plain
 
 
 def _near_or_shared(who: WhoAttends, classes: HeadClasses, reads: Tensor) -> Tensor:

@@ -107,6 +107,9 @@ def sequences(who: WhoAttends, num_queries: int) -> Iterator[tuple[int, Tensor |
     positions, documents = who.positions, who.documents
     num_keys = positions.shape[1]
     first_query = num_keys - num_queries
+    if who.is_plain:
+        yield from ((row, slice(0, num_keys), slice(0, num_queries)) for row in range(positions.shape[0]))
+        return
     for row in range(positions.shape[0]):
         real = positions[row] != PADDING
         if documents is None and bool(real.all()):
