@@ -109,9 +109,10 @@ def _cost(path: str, problem: Problem) -> float:
         groups = num_queries * (220.0 + _reads_each(problem) * (165.0 + _group_size(problem)))
         return 1.8 * window + groups * (1.0 + _SERIAL * (torch.get_num_threads() - 1))
     sizes = _group_sizes(problem)
-    overlaps = sum(sizes) > 1.5 * num_keys  # exclusions make the heads longer
-    groups = sum((1.14 if overlaps else 1.0) * _causal(size) + _CALL for size in sizes if size)
-    return share * groups + 1.35 * window + 4 * _CALL
+    overlaps = sum(sizes) > 1.5 * num_keys
+    length = 1.0 + 0.018 * len(sizes) if overlaps else 1.0  # exclusions make the heads longer
+    groups = sum(length * _causal(size) + _CALL for size in sizes if size)
+    return 1.3 * (share * groups + 1.35 * window + 4 * _CALL)
 
 
 def _reads_each(problem: Problem) -> int:
