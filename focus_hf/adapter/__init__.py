@@ -14,9 +14,10 @@ from .control import (  # noqa: E402
     routing_mode,
     set_routing,
 )
+from .find_layers import focus_layers  # noqa: E402
 from .heads import HeadView  # noqa: E402
 from .host_cache import FocusCache, HostTier  # noqa: E402
-from .layer import FocusLayer, focus_layers  # noqa: E402
+from .layer import FocusLayer  # noqa: E402
 from .model import FocusModel  # noqa: E402
 from .router import Router, final_scores, groups_read  # noqa: E402
 

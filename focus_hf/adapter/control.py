@@ -15,7 +15,8 @@ from ..attention import PATHS, HeadClass, WhoAttends, count_pairs, kernel_named,
 from ..settings import check_fields
 from .config import FocusConfig
 from .decide import MODES
-from .layer import FocusLayer, StandIn, focus_layers, warn_if_inactive
+from .find_layers import focus_layers, warn_if_inactive
+from .layer import FocusLayer, StandIn
 
 _KEEP: Any = object()
 

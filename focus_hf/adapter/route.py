@@ -194,8 +194,7 @@ def _columns(router: FocusLayer, adapter_name: str, hidden_states: Tensor, layer
     by_head = router.head_scores(hidden_states, adapter_name)
     top_ks = top_ks_by_head(config, router.layer_idx)
     if by_head is None or not top_ks:
-        nothing = torch.zeros(*hidden_states.shape[:2], 0, dtype=torch.bool, device=hidden_states.device)
-        return nothing, nothing
+        return _no_columns(hidden_states), _no_columns(hidden_states)
     if router.stand_in is not None:
         scores = _stand_in_scores(router, router.stand_in, hidden_states, layer, by_head.keys.shape[-2])
         by_head = HeadScores(scores, scores)
@@ -215,8 +214,13 @@ def _looked_at(router: FocusLayer) -> bool:
 def _own_columns(router: FocusLayer, adapter_name: str, hidden_states: Tensor) -> Tensor:
     """The first of `_columns` with routing per head: what a dense call leaves for later ones."""
     if not router.configs[adapter_name].heads_with_groups(router.layer_idx):
-        return torch.zeros(*hidden_states.shape[:2], 0, dtype=torch.bool, device=hidden_states.device)
+        return _no_columns(hidden_states)
     return own_groups(key_scores(hidden_states, router.head_routers(adapter_name))).flatten(-2)
+
+
+def _no_columns(hidden_states: Tensor) -> Tensor:
+    """Of a layer without groups: bool ``(B, T, 0)``."""
+    return torch.zeros(*hidden_states.shape[:2], 0, dtype=torch.bool, device=hidden_states.device)
 
 
 def _attention_observer(router: FocusLayer, reads: Tensor | None) -> Callable[..., None] | None:

@@ -67,7 +67,7 @@ def attend_store(
     rows, shape = codes.shape[0], (*query.shape[:3], value.shape[-1])
     query, key, value = (x.reshape(rows, -1, *x.shape[2:]) for x in (query, key, value))
     new = New(key, value, codes, columns, groups_each)
-    positions = store.by_row(columns[:, columns.shape[1] - query.shape[2] :])
+    positions = store.rows.by_row(columns[:, columns.shape[1] - query.shape[2] :])
     attend = _attend_row_by_row if kernel.one_row_at_a_time else _attend_at_once
     if isinstance(store.pool, TieredPool):
         attend = attend_pieces
@@ -102,7 +102,7 @@ def _attend_at_once(
         store.reads(positions, asked)[:, 0],
         pool.lengths,
         pool.tables,
-        store.places,
+        store.rows.places,
         pool.page,
     )
     output, lse = kernel.paged(query[:, :, 0], pages, scores.scale)

@@ -99,7 +99,7 @@ def _paged(
         reads[:, 0],
         fetched.lengths,
         fetched.pages[..., None],
-        store.places,
+        store.rows.places,
         pool.page,
     )
     assert kernel.paged is not None
@@ -111,10 +111,10 @@ def _under_mask(
     store: GroupedStore, query: Tensor, visible: Tensor, fetched: Fetched, reads: Tensor, scale: float, kernel: Kernel
 ) -> _Part:
     """Recent slots and fetched pages side by side."""
-    recent, pool, place = store.recent, store.pool, store.places.clamp(min=0)
+    recent, pool, place = store.recent, store.pool, store.rows.places.clamp(min=0)
     token = torch.arange(pool.page, device=query.device)
     in_page = (token < fetched.lengths[..., None])[place]
-    reads = reads[place] & (store.places >= 0)[:, None, None]
+    reads = reads[place] & (store.rows.places >= 0)[:, None, None]
     pairs = torch.cat([visible, (reads[..., None] & in_page[:, None]).flatten(2)], dim=2)
     pages = place[:, None], fetched.pages[place]
     key, value = (

@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from .group_codes import code_of_all, codes_of_sets, unpack_groups
 from .head_class import HeadRow
 from .host_tier import TieredPool
+from .listed_rows import ListedRows
 from .mask import PADDING, Pattern
 from .page_pool import PagePool
 from .slots import Slots
@@ -55,8 +56,8 @@ class GroupedStore:
 
     Attributes:
         recent: sinks and ring of all rows. Slot 0 is nobody's.
-        pool: the lists of those rows that have any.
-        places: ``(R,)``, which row of the pool has each row's lists; -1 for none.
+        pool: the lists of those rows that have any, in this order.
+        rows: which of them have lists.
         next_position: ``(R,)``, of the next token.
         columns: ``(B, S)``, the position of the token in each column of the cache, ``PADDING`` for padding.
     """
@@ -73,19 +74,17 @@ class GroupedStore:
     ) -> None:
         rows, self.device = like[0].shape[0], like[0].device
         self.pattern, self.num_groups, self.groups_each, self.heads = pattern, num_groups, groups_each, tuple(heads)
+        self.rows = ListedRows(rows // max(len(self.heads), 1), self.heads, self.device)
         first, self._window = 1 + pattern.sink_tokens, self._widest()
         slots = -(-(first + self._window + SLACK) // PAGE) * PAGE
         self.recent, self._ring = Slots(rows, slots, like), slots - first
-        self._listed = [place for place, head in enumerate(self.heads) if not head.forgets]
-        with_lists = rows if not heads else rows // len(heads) * len(self._listed)
-        self.pool = self._new_pool(with_lists, like, device_tokens, looks)
+        self.pool = self._new_pool(self.rows.num_listed, like, device_tokens, looks)
         self.next_position, self._settled = self._numbers(rows), self._numbers(rows, fill=pattern.sink_tokens)
         self.columns = self._numbers(rows // max(len(self.heads), 1), 0)
         self._bits = 1 << torch.arange(num_groups, device=self.device)
         windows = [head.local_window for head in self.heads] or [pattern.local_window]
         self._windows = torch.tensor(windows, device=self.device)[:, None, None]
-        self._listed_heads = torch.tensor(self._listed, dtype=torch.long, device=self.device)
-        self._describe_rows()
+        self._describe_slots()
         #: Bounds that hold for every row: tokens of the ring that are in no list; the last tokens that the ring still
         #: has, in lists or not. And whether heads may have let tokens go.
         self._waiting, self._intact, self.tokens_gone = 0, self._ring, False
@@ -104,7 +103,7 @@ class GroupedStore:
         return max(width, self.pattern.dense_below) if any(head.forgets for head in self.heads) else width
 
     def _codes_of_lists(self) -> list[int]:
-        if self.groups_each is None or (self.heads and not self._listed):
+        if self.groups_each is None or not self.rows.any_listed:
             return []
         codes = set(codes_of_sets(self.num_groups, self.groups_each))
         if any(head.everything for head in self.heads):
@@ -120,30 +119,15 @@ class GroupedStore:
         """bool ``(..., K)`` to int64 codes ``(...)``, one bit per group."""
         return (memberships * self._bits).sum(dim=-1)
 
-    def by_row(self, of_sequences: Tensor) -> Tensor:
-        """``(B, ...)`` to ``(R, ...)``."""
-        return of_sequences.repeat_interleave(len(self.heads), dim=0) if self.heads else of_sequences
-
-    def with_lists(self, of_rows: Tensor) -> Tensor:
-        """Of ``(R, ...)`` those rows that have lists."""
-        return of_rows if self._rows_listed is None else of_rows.index_select(0, self._rows_listed)
-
     def _numbers(self, *shape: int, fill: int = 0) -> Tensor:
         return torch.full(shape, fill, dtype=torch.long, device=self.device)
 
-    def _describe_rows(self) -> None:
-        """Facts of rows that do not change with their tokens."""
-        sequences, heads = self.columns.shape[0], len(self.heads)
+    def _describe_slots(self) -> None:
+        """Facts of recent slots that do not change with their tokens."""
         slot = torch.arange(self.recent.positions.shape[1], device=self.device)
         sinks = slot <= self.pattern.sink_tokens
         reach = torch.where(sinks, 1 << 62, self._windows)
-        self._in_ring, self._reach = ~sinks, reach.repeat(sequences, 1, 1) if heads else reach
-        self.places = torch.arange(self.recent.positions.shape[0], device=self.device)
-        self._rows_listed = None
-        if len(self._listed) < heads:
-            self._rows_listed = self.places.view(sequences, heads).index_select(1, self._listed_heads).flatten()
-            lists = torch.arange(self._rows_listed.shape[0], device=self.device)
-            self.places = torch.full_like(self.places, -1).index_copy_(0, self._rows_listed, lists)
+        self._in_ring, self._reach = ~sinks, reach.repeat(self.columns.shape[0], 1, 1) if self.heads else reach
 
     # -- reading -------------------------------------------------------------------------------------------------
 
@@ -181,7 +165,7 @@ class GroupedStore:
 
         Arguments as for `visible`.
         """
-        positions, codes = self.with_lists(positions), self.with_lists(codes)
+        positions, codes = self.rows.with_lists(positions), self.rows.with_lists(codes)
         reads = self.pool.shares(codes)
         if self.pattern.dense_below:
             reads |= (positions < self.pattern.dense_below)[..., None]
@@ -190,24 +174,16 @@ class GroupedStore:
     def visible_everywhere(self, positions: Tensor, codes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """All slots of each row, as keys ``(R, H_kv, N, D)`` and values, and which ones queries attend to. A copy."""
         recent, pool = self.recent, self.pool
-        keys = torch.cat([recent.keys, self._of_all_rows(pool.keys, 0)], dim=2)
-        values = torch.cat([recent.values, self._of_all_rows(pool.values, 0)], dim=2)
-        codes_of = torch.cat([recent.codes, self._of_all_rows(pool.codes, 0)], dim=1)
+        keys = torch.cat([recent.keys, self.rows.to_all(pool.keys, 0)], dim=2)
+        values = torch.cat([recent.values, self.rows.to_all(pool.values, 0)], dim=2)
+        codes_of = torch.cat([recent.codes, self.rows.to_all(pool.codes, 0)], dim=1)
         reach = F.pad(self._reach, (0, pool.positions.shape[1]), value=-1)
         return keys, values, self._sees(positions, codes, self._placed(), codes_of, reach, 0)
 
     def _placed(self) -> Tensor:
         """The positions of the tokens in all slots of each row, each token once: ``(R, N)``."""
         here = self.recent.positions.where(self.recent.positions >= self._first_here(), PADDING)
-        return torch.cat([here, self._of_all_rows(self.pool.positions, PADDING)], dim=1)
-
-    def _of_all_rows(self, of_rows_with_lists: Tensor, none: int) -> Tensor:
-        """``(R', ...)`` to ``(R, ...)``, with something for rows that have no lists."""
-        if self._rows_listed is None:
-            return of_rows_with_lists
-        rows, *shape = self.places.shape[0], *of_rows_with_lists.shape[1:]
-        every = of_rows_with_lists.new_full((rows, *shape), none)
-        return every.index_copy_(0, self._rows_listed, of_rows_with_lists)
+        return torch.cat([here, self.rows.to_all(self.pool.positions, PADDING)], dim=1)
 
     def in_order(self, row: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """A row's recent tokens: keys ``(H_kv, n, D)``, values, codes ``(n,)``, positions ``(n,)``. The host looks."""
@@ -219,13 +195,8 @@ class GroupedStore:
 
     def runs(self, row: int) -> tuple[int, list[tuple[int, list[slice]]]]:
         """Where a row's lists are: its row in the pool, and `PagePool.runs`. The host looks."""
-        if not self.heads:
-            return row, self.pool.runs(row)
-        sequence, head = divmod(row, len(self.heads))
-        if head not in self._listed:
-            return 0, []
-        place = sequence * len(self._listed) + self._listed.index(head)
-        return place, self.pool.runs(place)
+        place = self.rows.place(row)
+        return (0, []) if place is None else (place, self.pool.runs(place))
 
     # -- growing -------------------------------------------------------------------------------------------------
 
@@ -242,10 +213,10 @@ class GroupedStore:
         count, window = keys.shape[2], self._window
         if groups_each != self.groups_each:
             self.groups_each = None
-        new, before = self.by_row(columns[:, columns.shape[1] - count :]), self.next_position
+        new, before = self.rows.by_row(columns[:, columns.shape[1] - count :]), self.next_position
         last = new[:, 0] if count == 1 else new.amax(dim=1)
         self.columns, self.next_position = columns, torch.maximum(before, last + 1)
-        self.tokens_gone |= columns.shape[1] > self._ring and len(self._listed) < len(self.heads)
+        self.tokens_gone |= columns.shape[1] > self._ring and not self.rows.all_listed
         self._intact = min(self._intact + count, self._ring)
         if self._waiting + count > self._ring:
             if count <= self.spare:
@@ -254,7 +225,7 @@ class GroupedStore:
                 limit = self.next_position - window
                 self._settle(torch.minimum(limit, before), self._waiting)
                 kept = (new >= self.pattern.sink_tokens) & (new < limit[:, None])
-                self._move(*(self.with_lists(x) for x in (keys, values, codes, new, kept)))
+                self._move(*(self.rows.with_lists(x) for x in (keys, values, codes, new, kept)))
                 self._settle_until(torch.maximum(self._settled, limit))
                 fits = (new >= self.next_position[:, None] - self._ring) | (new < self.pattern.sink_tokens)
                 new, count = torch.where(fits, new, PADDING), 0
@@ -268,10 +239,10 @@ class GroupedStore:
 
     def _settle(self, limit: Tensor, most: int) -> None:
         """Move the ring's tokens before these positions ``(R,)``, at most so many, to their lists."""
-        positions = self.with_lists(self._settled)[:, None] + torch.arange(most, device=self.device)
-        rows = None if self._rows_listed is None else self._rows_listed[:, None]
+        positions = self.rows.with_lists(self._settled)[:, None] + torch.arange(most, device=self.device)
+        rows = None if self.rows.listed is None else self.rows.listed[:, None]
         keys, values, codes = self.recent.read(self._slots(positions), rows)
-        self._move(keys, values, codes, positions, positions < self.with_lists(limit)[:, None])
+        self._move(keys, values, codes, positions, positions < self.rows.with_lists(limit)[:, None])
         self._settle_until(torch.maximum(self._settled, limit))
         self._waiting = self._window
 
@@ -301,13 +272,13 @@ class GroupedStore:
             )
         self.columns = self.columns[:, : self.columns.shape[1] - count]
         none = self._numbers(self.columns.shape[0], 1, fill=PADDING)
-        self.next_position = self.by_row(torch.cat([none, self.columns], dim=1).amax(dim=1) + 1)
+        self.next_position = self.rows.by_row(torch.cat([none, self.columns], dim=1).amax(dim=1) + 1)
         settled = torch.minimum(self._settled, self.next_position - self._window)
         self._settle_until(settled.clamp(min=self.pattern.sink_tokens))
         self._waiting, self._intact = max(self._waiting, self._window), intact
         if intact < self._window:
             self._refill()
-        self.pool.take_back(self.with_lists(self._settled))
+        self.pool.take_back(self.rows.with_lists(self._settled))
 
     def _refill(self) -> None:
         """Put the last tokens back into the ring, from wherever they are."""
@@ -327,8 +298,8 @@ class GroupedStore:
         slots = slots.gather(1, positions + 1)
         in_lists = slots >= recent
         keys, values, codes = self.recent.read(torch.where(in_lists, 0, slots))
-        listed = self.pool.read(self.with_lists(torch.where(in_lists, slots - recent, 0)))
-        its_keys, its_values, its_codes = (self._of_all_rows(x, 0) for x in listed)
+        listed = self.pool.read(self.rows.with_lists(torch.where(in_lists, slots - recent, 0)))
+        its_keys, its_values, its_codes = (self.rows.to_all(x, 0) for x in listed)
         which = in_lists[:, None, :, None]
         keys, values = torch.where(which, its_keys, keys), torch.where(which, its_values, values)
         return keys, values, torch.where(in_lists, its_codes, codes), slots > 0
@@ -336,14 +307,12 @@ class GroupedStore:
     def select(self, sequences: Tensor) -> None:
         """Go on with these sequences, in this order, some of them perhaps several times."""
         sequences = sequences.to(self.device)
-        rows, listed = (
-            _rows_of(sequences, n) if self.heads else sequences for n in (len(self.heads), len(self._listed))
-        )
+        rows, listed = self.rows.select(sequences)
         self.columns = self.columns.index_select(0, sequences)
         self.next_position, self._settled = (x.index_select(0, rows) for x in (self.next_position, self._settled))
         self.recent.select(rows)
         self.pool.select(listed)
-        self._describe_rows()
+        self._describe_slots()
         self._first = None
 
     def restore(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -352,7 +321,7 @@ class GroupedStore:
 
         Padding, and what heads have let go, has zeros; its memberships are as for any unknown token: all groups.
         """
-        keys, values, codes, found = self._find(self.by_row(self.columns))
+        keys, values, codes, found = self._find(self.rows.by_row(self.columns))
         memberships = unpack_groups(codes, self.num_groups) | ~found[..., None]
         keys, values = (x.masked_fill(~found[:, None, :, None], 0) for x in (keys, values))
         return keys, values, memberships
@@ -361,8 +330,3 @@ class GroupedStore:
         """Memory that it takes."""
         numbers = self.columns, self.next_position, self._settled
         return self.recent.num_bytes() + self.pool.num_bytes() + sum(x.nbytes for x in numbers)
-
-
-def _rows_of(sequences: Tensor, heads: int) -> Tensor:
-    """The rows of sequences that have one for each of so many heads."""
-    return (sequences[:, None] * heads + torch.arange(heads, device=sequences.device)).flatten()

@@ -6,7 +6,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ..front_matter import card_metadata
-from .repository import Entry, Repository
+from .changes import Entry
+from .repository import Repository
 
 
 def iso(timestamp: float) -> str:

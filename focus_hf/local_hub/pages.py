@@ -13,8 +13,8 @@ from starlette.responses import HTMLResponse
 
 from ..templates import template_folder
 from .access import Target
+from .changes import Entry
 from .markdown import to_html
-from .repository import Entry
 
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; img-src 'self'; style-src 'unsafe-inline'; "

@@ -14,10 +14,10 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
 from .access import Target, hub, target, writer
+from .changes import LFS_POINTER, Changes, read_pointer
 from .discussions import new_discussion, pull_request_ref
 from .errors import HubAnswer
 from .paths import check_path
-from .repository import LFS_POINTER, Changes, read_pointer
 from .requests import MAX_FILES, Body, check_count, number_of_bytes, read_json, text, with_body
 from .users import User
 

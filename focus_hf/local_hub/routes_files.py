@@ -9,8 +9,8 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from .access import Target, hub, target
+from .changes import Entry
 from .errors import HubAnswer
-from .repository import Entry
 
 #: Fetching one of these counts as one download of the repository.
 COUNTED = ("adapter_config.json", "config.json")

@@ -15,12 +15,12 @@ from starlette.responses import Response
 
 from ..front_matter import split_card
 from .access import KINDS, Target, hub, target, visitor
+from .changes import Entry
 from .describe import card_data, describe, iso
 from .discussions import details, find_discussion, summary
 from .errors import HubAnswer
 from .listing import rows_of, visible
 from .pages import MAX_RENDERED, MAX_SHOWN, card_html, file_url, page
-from .repository import Entry
 from .routes_files import PICTURES
 from .routes_trees import author_of, title_of
 from .weights import parameters

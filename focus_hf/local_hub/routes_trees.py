@@ -9,9 +9,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from .access import target, writable
+from .changes import folders_of
 from .describe import file_facts, iso
 from .errors import HubAnswer
-from .repository import folders_of
 from .requests import Body, check_count, text, with_body
 
 

@@ -8,8 +8,9 @@ import re
 from functools import partial
 from typing import Any
 
+from .changes import Entry
 from .lfs import LfsStore
-from .repository import Entry, Repository
+from .repository import Repository
 
 #: A header is at most this long; the format itself allows no more.
 MAX_HEADER = 100_000_000

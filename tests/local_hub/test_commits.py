@@ -15,8 +15,9 @@ from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, hf
 from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, RevisionNotFoundError
 
 from focus_hf.local_hub import LocalHub
+from focus_hf.local_hub.changes import Changes
 from focus_hf.local_hub.locks import Gone
-from focus_hf.local_hub.repository import Changes, Repository
+from focus_hf.local_hub.repository import Repository
 from focus_hf.local_hub.storage import Storage
 from tests.families import httpx
 

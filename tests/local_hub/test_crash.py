@@ -15,8 +15,8 @@ import pytest
 from huggingface_hub import HfApi
 
 from focus_hf.local_hub import LocalHub, serve
+from focus_hf.local_hub.changes import Changes
 from focus_hf.local_hub.discussions import new_discussion, pull_request_ref
-from focus_hf.local_hub.repository import Changes
 from focus_hf.local_hub.storage import Storage
 from focus_hf.local_hub.users import OWNER
 from tests.families import httpx
