@@ -74,7 +74,7 @@ class Unrouted(LastTokens):
     def __init__(self, found: Tensor, routers: HeadRouters, window: int) -> None:
         super().__init__(found, window)
         self._routers = routers
-        self._numbers = F.pad(found, (0, window + 1))
+        self._numbers: Tensor | None = None
 
     def takes(self, routers: HeadRouters, window: int) -> bool:
         """Whether one more token may come that is routed by these, with this window."""
@@ -83,6 +83,8 @@ class Unrouted(LastTokens):
     @property
     def numbers(self) -> Tensor:
         """int64 ``(B, P, tokens in all)``, the groups of tokens that came before, and any group for the others."""
+        if self._numbers is None:  # not before: a dense context needs none, and its window may be any length
+            self._numbers = F.pad(self._found, (0, self._window + 1))
         return self._numbers.narrow(-1, 0, self.shape[1])
 
     def _groups(self, tokens: Tensor) -> Tensor:

@@ -42,12 +42,12 @@ class Windows:
     """What single new tokens attend to whatever their groups: sinks and windows of each key/value head.
 
     Args:
-        patterns: of each key/value head, or one for all.
-        heads: ascending, of those that have a routing of their own; ``None`` for one routing of all heads.
+        patterns: of each key/value head.
+        heads: ascending, of those that have a routing.
     """
 
-    def __init__(self, patterns: Sequence[Pattern], heads: tuple[int, ...] | None = None) -> None:
-        every = heads is None or len(heads) == len(patterns)
+    def __init__(self, patterns: Sequence[Pattern], heads: tuple[int, ...]) -> None:
+        every = len(heads) == len(patterns)
         self._patterns, self._heads = tuple(patterns), None if every else heads
         self._kept: tuple[Tensor, Tensor | None] | None = None
         self._steady_from = max((p.dense_below for p in patterns if p.dense_below < EVERYTHING), default=0) + 1
@@ -63,7 +63,7 @@ class Windows:
             groups: the same by groups alone, float32 ``(B, P, S)``.
 
         Returns:
-            float32 ``(B, H_kv or 1, S)``.
+            float32 ``(B, H_kv, S)``.
         """
         length, sinks = groups.shape[-1], self._patterns[0].sink_tokens
         all_heads, own = self._of(length, groups)
@@ -78,7 +78,7 @@ class Windows:
         return added
 
     def _of(self, length: int, like: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Windows of all heads, ``(H_kv or 1, S)``, and of those that have a routing, where these are not all."""
+        """Windows of all heads, ``(H_kv, S)``, and of those that have a routing, where these are not all."""
         if length < self._steady_from or not keeps(like):
             return self._made(self._reach(length), length, like)
         kept = self._kept
@@ -118,5 +118,5 @@ class TokenByNumbers:
         return self.reads.shape[-1]
 
     def added_to_scores(self) -> Tensor:
-        """0 for tokens that the new one attends to, ``-inf`` for all others: float32 ``(B, H_kv or 1, S)``."""
+        """0 for tokens that the new one attends to, ``-inf`` for all others: float32 ``(B, H_kv, S)``."""
         return self.windows.added_to(self.reads.gather(-1, self.numbers))

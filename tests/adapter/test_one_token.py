@@ -11,6 +11,8 @@ from transformers import DynamicCache
 
 import focus_hf
 from focus_hf.adapter import focus_layers, hooks, interface, observe_routing, set_routing, stored
+from focus_hf.adapter.last_tokens import Routed, Unrouted
+from focus_hf.attention import Pattern
 from focus_hf.bench.counting import LaunchCounter
 from tests.adapter.test_heads import PATTERNS, heads_model
 from tests.families import FAMILIES, focus_config, focus_model, token_ids
@@ -321,3 +323,9 @@ def test_a_call_that_keeps_gradients_goes_the_general_way() -> None:
     with torch.no_grad():
         whole = model(input_ids=ids[:, :41], use_cache=False).logits[:, 40:]
     torch.testing.assert_close(new.detach(), whole, rtol=1e-3, atol=2e-4)
+
+
+def test_tokens_of_a_dense_context_make_nothing_that_is_as_long_as_their_window() -> None:
+    found: Any = torch.zeros(1, 2, 5, dtype=torch.int64)
+    for last in (Unrouted(found, None, 10**12), Routed(found, 4, Pattern(10**12, 2))):  # type: ignore[arg-type]
+        assert last.has_room and last.shape == (1, 5) and torch.equal(last.find(), found)
