@@ -86,6 +86,9 @@ def _modules() -> Rule:
 #: Tokens that a window, a start or the sinks may span: so many that their sums still fit into 32 bits.
 _MAX_TOKENS = 2**29
 
+#: PEFT's kinds of tasks.
+TASK_TYPES = ("SEQ_CLS", "SEQ_2_SEQ_LM", "CAUSAL_LM", "TOKEN_CLS", "QUESTION_ANS", "FEATURE_EXTRACTION")
+
 _FLAG = Rule("true or false", lambda value: isinstance(value, bool))
 
 #: Key/value heads that a table of patterns may name, and tables that an adapter may have.
@@ -126,6 +129,8 @@ _HEAD_PATTERNS = Rule(
     _are_head_patterns,
 )
 
+_LAYERS = _list_of(_integer(0, 9999), 4096, "layer numbers")
+
 #: What each field of an adapter's configuration may hold, by name.
 RULES = {
     "routing": Rule(f"one of {', '.join(ROUTINGS)}", lambda value: isinstance(value, str) and value in ROUTINGS),
@@ -152,7 +157,10 @@ RULES = {
     "straight_through": _FLAG,
     "hidden_size": _integer(1, 2**20).or_none(),
     "key_value_heads": _integer(1, 9999).or_none(),
-    "layers": _list_of(_integer(0, 9999), 4096, "layer numbers").or_none(),
+    "layers": Rule(
+        "an ascending list of at most 4,096 layer numbers",
+        lambda value: _LAYERS.holds(value) and sorted(set(value)) == list(value),
+    ).or_none(),
     "tokenizer_revision": _text(200).or_none(),
     "format_version": _integer(1, FORMAT_VERSION),
     "target_modules": _modules(),
@@ -160,7 +168,9 @@ RULES = {
     "include_sliding_layers": _FLAG,
     "base_model_name_or_path": _text(4096).or_none(),  # from here on: PEFT's own
     "revision": _text(200).or_none(),
-    "task_type": _text(100).or_none(),
+    "task_type": Rule(
+        f"one of {', '.join(TASK_TYPES)}", lambda value: isinstance(value, str) and value in TASK_TYPES
+    ).or_none(),
     "peft_version": _text(200).or_none(),
     "inference_mode": _FLAG,
     "auto_mapping": Rule(

@@ -55,10 +55,13 @@ class AdapterConfig(FocusSettings):
     Args:
         base_model_name_or_path: Hub id or folder of the base model.
         revision: commit of the base model.
+        target_modules, exclude_modules: which attention modules are routed, by their names.
     """
 
     base_model_name_or_path: str | None = None
     revision: str | None = None
+    target_modules: list[str] | str | None = None
+    exclude_modules: list[str] | str | None = None
 
     def __post_init__(self) -> None:
         self.validate()
@@ -155,7 +158,10 @@ def layer_index(name: str) -> int:
 
 
 def check_adapter(folder: str | os.PathLike[str]) -> AdapterConfig:
-    """Check all files of an adapter's folder.
+    """Decide whether a folder is a sound adapter. Whoever opens one asks here: the stock loaders, ``push``, ``pull``,
+    ``info``, ``verify``, vLLM.
+
+    Pickles of other things than weights (a trainer's) may lie there; nobody opens or pushes them.
 
     Returns:
         Its configuration.
@@ -165,59 +171,107 @@ def check_adapter(folder: str | os.PathLike[str]) -> AdapterConfig:
     """
     folder = Path(folder)
     config = read_config(folder)
-    refuse_pickles([path.name for path in folder.iterdir()], str(folder))
-    path = folder / WEIGHTS_FILE
-    if not path.is_file():
-        raise AdapterFileError(f"{path} does not exist; save or download the adapter again.")
-    check_weights(path, config)
+    weights = folder / WEIGHTS_FILE
+    refuse_pickles([path.name for path in folder.iterdir() if path.stem == weights.stem], str(folder))
+    if not weights.is_file():
+        raise AdapterFileError(f"{weights} does not exist; save or download the adapter again.")
+    modules = _check_weights(weights, config)
+    _check_choice(config, modules, str(folder / CONFIG_FILE))
     return config
 
 
-def check_weights(path: Path, config: FocusSettings) -> None:
-    """Check a file of weights against its configuration, without torch.
+def _check_weights(path: Path, config: FocusSettings) -> list[str]:
+    """Check a file of weights against its configuration, without torch: names and shapes, then numbers.
 
-    Raises:
-        AdapterFileError: it is not whole, or a tensor is missing, foreign, of another shape, or not finite.
+    Returns:
+        The names of the attention modules that it routes.
     """
     try:
-        shapes, not_finite = _read_tensors(path)
+        tensors = _read_tensors(path)
     except ValueError as error:
         raise AdapterFileError(
             f"{path} is damaged or cut short ({one_line(str(error))}); download it again."
         ) from None
-    check_tensors(shapes, config, str(path))
-    if not_finite:
+    check_tensors({name: tuple(tensor["shape"]) for name, tensor in tensors.items()}, config, str(path))
+    for name, tensor in tensors.items():
+        check_numbers(name, tensor["dtype"], _are_finite(tensor), str(path))
+    return sorted({name.rpartition(f".{ROUTER}.")[0] for name in tensors})
+
+
+def check_numbers(name: str, dtype: str, are_finite: bool | None, source: str) -> None:
+    """Check the numbers of one tensor of an adapter.
+
+    Args:
+        name: of the tensor.
+        dtype: its type, in words.
+        are_finite: whether all its numbers are finite in float32, as which they are used; ``None`` where they are no
+            floating-point numbers.
+        source: where it stands.
+
+    Raises:
+        AdapterFileError: they are not finite floating-point numbers.
+    """
+    name = one_line(name)
+    if are_finite is None:
         raise AdapterFileError(
-            f"{path}: {one_line(not_finite)} holds NaN or infinity; its training diverged, train it again."
+            f"{source}: {name} has type {one_line(dtype)}, expected floating point; download or save it again."
+        )
+    if not are_finite:
+        raise AdapterFileError(
+            f"{source}: {name} holds NaN or infinity in float32; its training diverged, train it again."
         )
 
 
-#: Of each floating-point type: bytes of a number, and the mask of its exponent; all ones are NaN or infinity.
-_EXPONENTS = {"F64": (8, 0x7FF << 52), "F32": (4, 0xFF << 23), "F16": (2, 0x1F << 10), "BF16": (2, 0xFF << 7)}
+def _check_choice(config: AdapterConfig, modules: Sequence[str], source: str) -> None:
+    """Check that a configuration chooses the modules for which there are weights, by names: a pattern is saved as the
+    names that it meant, and a stranger's is matched nowhere."""
+    for field in ("target_modules", "exclude_modules"):
+        wanted = getattr(config, field)
+        if isinstance(wanted, str):
+            raise AdapterFileError(
+                f"{source}: {field} must be a list of names where there are weights, got {shown(wanted)}; save the "
+                "adapter again."
+            )
+        for module in modules if wanted is not None else ():
+            chosen = f".{module.removeprefix('base_model.model.')}".endswith(tuple(f".{name}" for name in wanted))
+            if chosen != (field == "target_modules"):
+                raise AdapterFileError(
+                    f"{source}: {field} {'excludes' if chosen else 'leaves out'} {one_line(module)}, which "
+                    f"{WEIGHTS_FILE} has; save the adapter again."
+                )
 
 
-def _read_tensors(path: Path) -> tuple[dict[str, tuple[int, ...]], str | None]:
-    """Shapes by name, and the first tensor that is not finite. Reads safetensors by itself: torch takes seconds.
+#: Of each floating-point type: bytes of a number, and the mask of its exponent, of which all ones are NaN or infinity
+#: (of float64 it is not looked at: finite numbers may be too large).
+_EXPONENTS = {"F64": (8, 0), "F32": (4, 0xFF << 23), "F16": (2, 0x1F << 10), "BF16": (2, 0xFF << 7)}
+
+
+def _read_tensors(path: Path) -> dict[str, dict[str, Any]]:
+    """Type, shape and bytes of tensors by name. Reads safetensors by itself: torch takes seconds.
 
     Raises:
         ValueError: the file is not whole.
     """
-    import numpy as np
     from safetensors import SafetensorError, deserialize
 
     try:
-        tensors = deserialize(path.read_bytes())
+        return dict(deserialize(path.read_bytes()))
     except SafetensorError as error:
         raise ValueError(str(error)) from None
-    not_finite = None
-    for name, tensor in tensors:
-        size, exponent = _EXPONENTS.get(tensor["dtype"], (0, 0))
-        if not size:
-            raise ValueError(f"{one_line(name)} has type {tensor['dtype']}, expected floating point")
-        bits = np.frombuffer(tensor["data"], dtype=f"<u{size}")
-        if not_finite is None and bool(((bits & exponent) == exponent).any()):
-            not_finite = name
-    return {name: tuple(tensor["shape"]) for name, tensor in tensors}, not_finite
+
+
+def _are_finite(tensor: Mapping[str, Any]) -> bool | None:
+    """Whether the numbers of a tensor are finite in float32; ``None`` where they are no floating-point numbers."""
+    import numpy as np
+
+    size, exponent = _EXPONENTS.get(tensor["dtype"], (0, 0))
+    if size == 8:
+        with np.errstate(over="ignore", invalid="ignore"):
+            return bool(np.isfinite(np.frombuffer(tensor["data"], dtype="<f8").astype("<f4")).all())
+    if size == 0:
+        return None
+    bits = np.frombuffer(tensor["data"], dtype=f"<u{size}")
+    return not bool(((bits & exponent) == exponent).any())
 
 
 def weights_hash(folder: str | os.PathLike[str]) -> str:
