@@ -95,6 +95,9 @@ def _modules() -> Rule:
 #: Tokens that a window, a start or the sinks may span: so many that their sums still fit into 32 bits.
 _MAX_TOKENS = 2**29
 
+#: PEFT's kinds of tasks.
+TASK_TYPES = ("SEQ_CLS", "SEQ_2_SEQ_LM", "CAUSAL_LM", "TOKEN_CLS", "QUESTION_ANS", "FEATURE_EXTRACTION")
+
 _FLAG = Rule("true or false", lambda value: isinstance(value, bool))
 
 #: Curves that an adapter may have, and points of a curve.
@@ -120,6 +123,8 @@ def _are_curves(value: Any) -> bool:
         and all(_is_curve(points) for points in value.values())
     )
 
+
+_LAYERS = _list_of(_integer(0, 9999), 4096, "layer numbers")
 
 #: What each field of an adapter's configuration may hold, by name.
 RULES = {
@@ -147,7 +152,10 @@ RULES = {
     "key_value_heads": _integer(1, 9999).or_none(),
     "query_heads": _integer(1, 9999).or_none(),
     "head_dim": _integer(1, 4096).or_none(),
-    "layers": _list_of(_integer(0, 9999), 4096, "layer numbers").or_none(),
+    "layers": Rule(
+        "an ascending list of at most 4,096 layer numbers",
+        lambda value: _LAYERS.holds(value) and sorted(set(value)) == list(value),
+    ).or_none(),
     "tokenizer_revision": _text(200).or_none(),
     "format_version": _integer(1, FORMAT_VERSION),
     "target_modules": _modules(),
@@ -155,7 +163,9 @@ RULES = {
     "include_sliding_layers": _FLAG,
     "base_model_name_or_path": _text(4096).or_none(),  # from here on: PEFT's own
     "revision": _text(200).or_none(),
-    "task_type": _text(100).or_none(),
+    "task_type": Rule(
+        f"one of {', '.join(TASK_TYPES)}", lambda value: isinstance(value, str) and value in TASK_TYPES
+    ).or_none(),
     "peft_version": _text(200).or_none(),
     "inference_mode": _FLAG,
     "auto_mapping": Rule(

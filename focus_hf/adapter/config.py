@@ -14,7 +14,7 @@ from peft.config import PeftConfig
 from peft.utils import WEIGHTS_NAME, PeftType
 
 from ..attention import Pattern
-from ..records.adapter_files import CONFIG_FILE, WEIGHTS_FILE, check_weights, refuse_pickles
+from ..records.adapter_files import CONFIG_FILE, WEIGHTS_FILE, check_adapter, refuse_pickles
 from ..setting_rules import FORMAT_VERSION
 from ..settings import FocusSettings
 
@@ -105,24 +105,24 @@ class FocusConfig(PeftConfig, FocusSettings):
     def from_pretrained(
         cls, pretrained_model_name_or_path: str, subfolder: str | None = None, **kwargs: Any
     ) -> FocusConfig:
-        """Read the configuration in a folder or on the Hub, and check the weights beside it.
+        """Read the configuration in a folder or on the Hub; with weights beside it, check the whole adapter.
 
         PEFT calls this before it loads the weights: here their file still has a name, and nothing has been added to
         the model.
 
         Raises:
-            ValueError: the configuration is out of range, or the weights are not what it says, or a pickle.
+            ValueError: the configuration is out of range, the weights are not what it says, or a pickle.
         """
+        hub_arguments, _, _ = cls._split_kwargs(kwargs)
+        weights = _find_weights(pretrained_model_name_or_path, subfolder, hub_arguments)
         try:
             config = super().from_pretrained(pretrained_model_name_or_path, subfolder=subfolder, **kwargs)
         except ValueError as error:
             if not str(error).startswith(CONFIG_FILE):
                 raise
             raise ValueError(f"{Path(pretrained_model_name_or_path, subfolder or '')}/{error}") from None
-        hub_arguments, _, _ = cls._split_kwargs(kwargs)
-        weights = _find_weights(pretrained_model_name_or_path, subfolder, hub_arguments)
-        if weights is not None and config.layers is not None:
-            check_weights(weights, config)
+        if weights is not None:
+            check_adapter(weights.parent)
         return config
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,7 +19,17 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from ..escape import one_line
-from ..records.adapter_files import ROUTER, WEIGHTS_FILE, AdapterFileError, check_tensors, refuse_pickles
+from ..records.adapter_files import (
+    CONFIG_FILE,
+    LARGEST,
+    ROUTER,
+    WEIGHTS_FILE,
+    AdapterFileError,
+    check_adapter,
+    check_numbers,
+    check_tensors,
+    refuse_pickles,
+)
 from .config import FocusConfig
 from .hooks import remove_hooks
 from .layer import FocusLayer
@@ -71,6 +82,8 @@ def load_own_tensors(
         )
     source = (checkpoint_files or [_source(config)])[0]
     try:
+        if checkpoint_files and (Path(source).parent / CONFIG_FILE).is_file():
+            check_adapter(Path(source).parent)
         if state_dict is None:
             state_dict = read_weights(source)
         tensors = tensors_for(model, adapter_name, state_dict, source)
@@ -127,13 +140,8 @@ def tensors_for(
             )
         if target in found:
             raise AdapterFileError(f"{source} holds {name} twice, under two names; download or save it again.")
-        if tensor.dtype not in _DTYPES:
-            raise AdapterFileError(
-                f"{source}: {name} has type {str(tensor.dtype).removeprefix('torch.')}, expected floating point; "
-                "download or save it again."
-            )
-        if not bool(torch.isfinite(tensor).all()):
-            raise AdapterFileError(f"{source}: {name} holds NaN or infinity; its training diverged, train it again.")
+        are_finite = bool((tensor.abs() <= LARGEST[config.by_cells]).all()) if tensor.dtype in _DTYPES else None
+        check_numbers(name, str(tensor.dtype).removeprefix("torch."), are_finite, source)
         found[target] = tensor
     if missing := sorted(own.values() - found.keys()):
         raise AdapterFileError(f"{source} lacks {missing[0]}; it is incomplete, download it again.")

@@ -11,6 +11,7 @@ from peft.config import PeftConfig
 from peft.tuners.tuners_utils import BaseTuner, check_target_module_exists
 from torch import Tensor, nn
 
+from ..escape import one_line, shown
 from ..records.adapter_files import HUB_TAG, ROUTER, AdapterFileError
 from .discovery import input_width, layer_numbers
 from .head_shape import head_shape
@@ -65,8 +66,9 @@ class FocusModel(BaseTuner):
             if expected is not None and expected != found:
                 base = peft_config.base_model_name_or_path
                 raise ValueError(
-                    f"This adapter does not fit {name}: its {field} is {expected}, the model's is {found}."
-                    + (f" It was made for {base}." if base else "")
+                    f"This adapter does not fit {one_line(name, 80)}: its {field} is {shown(expected)}, the model's is "
+                    f"{shown(found)}."
+                    + (f" It was made for {one_line(base, 80)}." if base else "")
                 )
             setattr(peft_config, field, found)
         warn_if_other_base(peft_config, model)
