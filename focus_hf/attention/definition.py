@@ -95,7 +95,7 @@ class WhoAttends:
 
 
 def attended_pairs(who: WhoAttends, rows: slice = EVERY, columns: slice = EVERY) -> Tensor:
-    """Pair (i, j) is attended iff dense attention attends to it (`dense_pairs`), and one of these holds: ``i - j <= w``;
+    """Pair (i, j) is attended iff dense attention attends to it (`dense_pairs`), and one of these: ``i - j <= w``;
     ``j < sink_tokens``; ``i < dense_below``; query ``i`` reads the group of key ``j`` at their distance.
 
     Args:
