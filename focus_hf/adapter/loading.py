@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from ..escape import one_line
 from ..records.adapter_files import (
     CONFIG_FILE,
+    LARGEST,
     ROUTER,
     WEIGHTS_FILE,
     AdapterFileError,
@@ -30,6 +31,7 @@ from ..records.adapter_files import (
     refuse_pickles,
 )
 from .config import FocusConfig
+from .hooks import remove_hooks
 from .layer import FocusLayer
 from .names import base_prefix, plain_name, unwrapped
 
@@ -138,7 +140,7 @@ def tensors_for(
             )
         if target in found:
             raise AdapterFileError(f"{source} holds {name} twice, under two names; download or save it again.")
-        are_finite = bool(torch.isfinite(tensor.float()).all()) if tensor.dtype in _DTYPES else None
+        are_finite = bool((tensor.abs() <= LARGEST[config.by_cells]).all()) if tensor.dtype in _DTYPES else None
         check_numbers(name, str(tensor.dtype).removeprefix("torch."), are_finite, source)
         found[target] = tensor
     if missing := sorted(own.values() - found.keys()):
@@ -174,8 +176,8 @@ def read_weights(path: str) -> dict[str, Tensor]:
 
 def awaits_weights(model: nn.Module, adapter_name: str) -> bool:
     """Whether an adapter was added to be loaded and has not been: `FocusLayer` starts such a one as NaN."""
-    layers = [m for m in model.modules() if isinstance(m, FocusLayer) and adapter_name in m.focus_proj]
-    return all(p.is_meta or not bool(torch.isfinite(p).any()) for p in (m.focus_proj[adapter_name] for m in layers))
+    layers = [m for m in model.modules() if isinstance(m, FocusLayer) and adapter_name in m.focus_centroids]
+    return all(p.is_meta or not bool(torch.isfinite(p).any()) for p in (m.focus_centroids[adapter_name] for m in layers))
 
 
 def take_out(model: Any, adapter_name: str) -> None:
@@ -186,7 +188,7 @@ def take_out(model: Any, adapter_name: str) -> None:
         if isinstance(router, FocusLayer) and adapter_name in router.configs:
             router.delete_adapter(adapter_name)
             if not router.configs:
-                router.remove()
+                remove_hooks(attention, router)
                 delattr(attention, ROUTER)
     base.peft_config.pop(adapter_name, None)
     if not base.peft_config:

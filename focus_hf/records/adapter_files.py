@@ -73,9 +73,9 @@ class AdapterConfig(FocusSettings):
 
     @property
     def num_parameters(self) -> int:
-        """Trained parameters: ``W_g`` and ``C`` of every layer, and what biases queries have."""
-        shapes = (shape for layer in self.layers or [] for shape in self.tensor_shapes(layer).items())
-        return sum(math.prod(shape) for name, shape in shapes if name != "focus_balance")
+        """Numbers that were trained or fitted, besides the balance potentials."""
+        own = sum(math.prod(shape) for name, shape in self.tensor_shapes().items() if name != "focus_balance")
+        return self.num_layers * own
 
 
 def read_json(path: Path) -> Any:
@@ -109,7 +109,8 @@ def read_config(folder: str | os.PathLike[str]) -> AdapterConfig:
     except ValueError as error:
         raise AdapterFileError(str(error)) from None
     config = AdapterConfig(**{f.name: values[f.name] for f in fields(AdapterConfig) if f.name in values})
-    for field in ("hidden_size", "layers", *(() if config.plain else ("key_value_heads",))):
+    heads = ("key_value_heads", "query_heads", "head_dim") if config.by_cells else ()
+    for field in ("hidden_size", "layers", *heads):
         if getattr(config, field) is None:
             raise AdapterFileError(f"{path} lacks {field}; save the adapter again with this version of focus_hf.")
     return config
@@ -125,15 +126,14 @@ def check_tensors(shapes: Mapping[str, Sequence[int]], config: FocusSettings, so
     for name, shape in shapes.items():
         layer, _, kind = name.rpartition(".")
         layers[layer][kind] = shape
-    known = {"focus_proj", "focus_query_proj", "focus_centroids", "focus_balance", "focus_query_bias"}
+    expected = config.tensor_shapes()
     for name in sorted(shapes):
         layer, _, kind = name.rpartition(".")
-        if kind not in known or not layer.endswith(f".{ROUTER}"):
+        if not kind.startswith("focus_") or not layer.endswith(f".{ROUTER}"):
             raise AdapterFileError(
                 f"{source} holds {one_line(name)!r}, which is not part of a Focus adapter; do not use it."
             )
     for layer, found in sorted(layers.items()):
-        expected = config.tensor_shapes(layer_index(layer))
         layer = one_line(layer)
         for kind, shape in expected.items():
             if kind not in found:
@@ -144,7 +144,7 @@ def check_tensors(shapes: Mapping[str, Sequence[int]], config: FocusSettings, so
                 )
         if foreign := sorted(found.keys() - expected.keys()):
             raise AdapterFileError(f"{source} holds {layer}.{foreign[0]}, which {CONFIG_FILE} does not ask for.")
-    asked = sum(bool(config.tensor_shapes(layer)) for layer in config.layers or [])
+    asked = len(config.layers or [])
     if len(layers) != asked:
         raise AdapterFileError(
             f"{source} holds centroids of {len(layers)} layers, but {CONFIG_FILE} asks for those of {asked}."
@@ -194,7 +194,7 @@ def _check_weights(path: Path, config: FocusSettings) -> list[str]:
         ) from None
     check_tensors({name: tuple(tensor["shape"]) for name, tensor in tensors.items()}, config, str(path))
     for name, tensor in tensors.items():
-        check_numbers(name, tensor["dtype"], _are_finite(tensor), str(path))
+        check_numbers(name, tensor["dtype"], _are_finite(tensor, LARGEST[config.by_cells]), str(path))
     return sorted({name.rpartition(f".{ROUTER}.")[0] for name in tensors})
 
 
@@ -204,7 +204,7 @@ def check_numbers(name: str, dtype: str, are_finite: bool | None, source: str) -
     Args:
         name: of the tensor.
         dtype: its type, in words.
-        are_finite: whether all its numbers are finite in float32, as which they are used; ``None`` where they are no
+        are_finite: whether all its numbers are finite as they are kept (`LARGEST`); ``None`` where they are no
             floating-point numbers.
         source: where it stands.
 
@@ -218,7 +218,7 @@ def check_numbers(name: str, dtype: str, are_finite: bool | None, source: str) -
         )
     if not are_finite:
         raise AdapterFileError(
-            f"{source}: {name} holds NaN or infinity in float32; its training diverged, train it again."
+            f"{source}: {name} holds NaN, infinity or what is too large for it; its training diverged, train it again."
         )
 
 
@@ -241,9 +241,11 @@ def _check_choice(config: AdapterConfig, modules: Sequence[str], source: str) ->
                 )
 
 
-#: Of each floating-point type: bytes of a number, and the mask of its exponent, of which all ones are NaN or infinity
-#: (of float64 it is not looked at: finite numbers may be too large).
-_EXPONENTS = {"F64": (8, 0), "F32": (4, 0xFF << 23), "F16": (2, 0x1F << 10), "BF16": (2, 0xFF << 7)}
+#: Floating-point types as numpy reads them; bfloat16 is the upper half of a float32.
+_FLOATS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
+
+#: The largest number of float16, as which the tensors of cells are kept, and of float32.
+LARGEST = {True: 65504.0, False: 3.4028234663852886e38}
 
 
 def _read_tensors(path: Path) -> dict[str, dict[str, Any]]:
@@ -260,18 +262,18 @@ def _read_tensors(path: Path) -> dict[str, dict[str, Any]]:
         raise ValueError(str(error)) from None
 
 
-def _are_finite(tensor: Mapping[str, Any]) -> bool | None:
-    """Whether the numbers of a tensor are finite in float32; ``None`` where they are no floating-point numbers."""
+def _are_finite(tensor: Mapping[str, Any], largest: float) -> bool | None:
+    """Whether no number of a tensor is too large, or none; ``None`` where they are no floating-point numbers."""
     import numpy as np
 
-    size, exponent = _EXPONENTS.get(tensor["dtype"], (0, 0))
-    if size == 8:
-        with np.errstate(over="ignore", invalid="ignore"):
-            return bool(np.isfinite(np.frombuffer(tensor["data"], dtype="<f8").astype("<f4")).all())
-    if size == 0:
+    kind = _FLOATS.get(tensor["dtype"])
+    if kind is None:
         return None
-    bits = np.frombuffer(tensor["data"], dtype=f"<u{size}")
-    return not bool(((bits & exponent) == exponent).any())
+    values = np.frombuffer(tensor["data"], dtype=kind)
+    if tensor["dtype"] == "BF16":
+        values = (values.astype("<u4") << 16).view("<f4")
+    with np.errstate(invalid="ignore"):
+        return bool((np.abs(values) <= largest).all())
 
 
 def weights_hash(folder: str | os.PathLike[str]) -> str:
