@@ -121,10 +121,11 @@ def another_dtype(session: Session) -> None:
                 if getattr(layer, "keys", None) is not None and layer.keys.is_floating_point():
                     layer.keys, layer.values = layer.keys.to(dtype), layer.values.to(dtype)
 
-        session.model.to(dtype)
-        for layer in focus_layers(session.model):  # centroids keep their own
-            layer.float()
-        session.reference.model.to(dtype)
+        own = {id(tensor) for layer in focus_layers(session.model) for tensor in layer.parameters()}
+        for model in (session.model, session.reference.model):
+            for tensor in (*model.parameters(), *model.buffers()):
+                if id(tensor) not in own and tensor.is_floating_point():  # the adapter's keep their own
+                    tensor.data = tensor.data.to(dtype)
         session.change_caches(str(dtype), cast)
         session.call(session.chance.choice([1, 2]))
 

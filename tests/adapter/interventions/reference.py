@@ -18,6 +18,7 @@ from transformers.masking_utils import sdpa_mask
 from focus_hf import routing
 from focus_hf.adapter import FocusLayer, focus_layers
 from focus_hf.attention.definition import PADDING, Pattern, WhoAttends, attended_pairs
+from focus_hf.routing import cells
 
 #: Name of the attention function.
 NAME = "definition"
@@ -35,8 +36,8 @@ class Kept:
 
     Args:
         cache: keys and values.
-        groups: with shared routing, as its "keys", the sets of groups ``(B, 1, S, 1)`` and, as its "values", who found
-            them; with cells the keys before rotary positions.
+        groups: with shared routing, as its "keys", tokens' scores ``(B, 1, S, MOST_GROUPS)``, and as its "values" whose
+            they are; with cells the keys before rotary positions.
     """
 
     cache: Any
@@ -165,28 +166,29 @@ def who_attends(call: Call, query: Tensor, key: Tensor) -> WhoAttends:
 
 
 def _shared(call: Call, query: Tensor, key: Tensor, positions: Tensor) -> tuple[Pattern, Tensor, Tensor]:
-    """A token keeps the set of groups that it had when it was cached; a set that another adapter found, or nobody, is
-    not known, and read by all."""
-    router, adapter = call.router, call.adapter
-    owners = sorted(router.configs)
-    config = router.configs[adapter or owners[0]]
-    tensors = [getattr(router, kind)[adapter or owners[0]] for kind in ("focus_proj", "focus_centroids")]
-    balance = router.focus_balance[adapter or owners[0]].detach().float()
-    scores = routing.group_scores(call.hidden, *tensors, config.temperature)
-    sets = routing.hard_memberships(scores, balance, config.top_k)
-    own = (sets.long() << torch.arange(sets.shape[-1])).sum(dim=-1)
-    _note_margin(call, _lead(scores + balance, config.top_k)[call.valid[:, -own.shape[1] :]])
-    owner = torch.full_like(own, -1 if adapter is None else owners.index(adapter))
-    found, by = call.kept.groups.update(own[:, None, :, None], owner[:, None, :, None], router.layer_idx)
-    groups = torch.where(by == owner[:, None, -1:, None], found, UNKNOWN)[..., 0]
-    reads = (own[:, None, :, None] & torch.arange(2**MOST_GROUPS)) != 0
+    """A token's groups are a function of its hidden state under the adapter that was in force then; what another
+    adapter cached, or the base model, is not known, and read by all."""
+    router, owners = call.router, sorted(call.router.configs)
+    name = call.adapter or owners[0]
+    config = router.configs[name]
+    scores = routing.group_scores(call.hidden, router.focus_proj[name], router.focus_centroids[name], config.temperature)
+    scores = torch.nn.functional.pad(
+        scores + router.focus_balance[name].detach().float(), (0, MOST_GROUPS - config.num_groups), value=-torch.inf
+    )
+    owner = torch.full_like(scores[..., :1], -1 if call.adapter is None else owners.index(name))
+    scores, by = call.kept.groups.update(scores[:, None], owner[:, None], router.layer_idx)
+    _note_margin(call, _lead(scores, config.top_k)[:, 0][call.valid & (by == owner[:, None, -1:])[:, 0, :, 0]])
+    sets = routing.hard_memberships(scores, torch.zeros(MOST_GROUPS), config.top_k)
+    codes = (sets.long() << torch.arange(MOST_GROUPS)).sum(dim=-1)
+    reads = (codes[:, :, -query.shape[2] :, None] & torch.arange(2**MOST_GROUPS)) != 0
+    codes = torch.where(by[..., 0] == owner[:, None, -1:, 0], codes, UNKNOWN)
     pattern = Pattern(config.local_window, config.sink_tokens, config.dense_below)
-    return pattern, groups, reads[..., None]
+    return pattern, codes, reads[..., None]
 
 
 def _lead(scores: Tensor, top_k: int) -> Tensor:
     """By how much the last group that a token is in leads the first that it is not in."""
-    if top_k == scores.shape[-1]:
+    if top_k == scores.shape[-1] or scores.shape[-1] == 1:
         return torch.full_like(scores[..., 0], torch.inf)
     ranked = scores.sort(dim=-1, descending=True).values
     return ranked[..., top_k - 1] - ranked[..., top_k]
@@ -197,19 +199,18 @@ def _cells(call: Call, query: Tensor, key: Tensor, positions: Tensor) -> tuple[P
     router, name = call.router, call.adapter or sorted(call.router.configs)[0]
     config = router.configs[name]
     kinds = ("key_proj", "centroids", "balance", "query_proj", "band_proj", "cell_bias", "offset")
-    cells = routing.CellRouter(*(getattr(router, f"focus_{kind}")[name].detach() for kind in kinds))
+    own = cells.CellRouter(*(getattr(router, f"focus_{kind}")[name].detach().float() for kind in kinds))
     new = _without_rotary(key[:, :, -query.shape[2] :].double(), call.rotary)
     keys, _ = call.kept.groups.update(new, new, router.layer_idx)
-    projected = keys.float() @ cells.key_projection.float().mT @ cells.centroids.float().mT
-    _note_margin(call, _lead(projected + cells.balance.float()[:, None], 1).transpose(1, 2)[call.valid])
+    projected = keys.float() @ own.key_projection.mT @ own.centroids.mT
+    _note_margin(call, _lead(projected + own.balance[:, None], 1).transpose(1, 2)[call.valid])
     pattern = Pattern(config.local_window, config.sink_tokens, config.dense_below, config.num_bands)
-    reads = routing.cell_reads(query, positions, cells, config.threshold, config.local_window)
-    shares, _ = routing.cell_log_shares(query, cells)
-    sizes = routing.positions_in_bands(positions, config.local_window, config.num_bands)[:, None].clamp(min=1)
-    limit = config.threshold + cells.offset.float()[:, None, None] + sizes.float().log()
-    margin = (shares - limit[..., None, :]).abs().amin(dim=(-1, -2)).transpose(1, 2)
+    reads = cells.cell_reads(query, positions, own, config.threshold, config.local_window)
+    sizes = cells.positions_in_bands(positions, config.local_window, config.num_bands)[:, None].clamp(min=1)
+    limit = config.threshold + own.offset[:, None, None] + sizes.float().log()
+    margin = (cells.cell_log_shares(query, own)[0] - limit[..., None, :]).abs().amin(dim=(-1, -2)).transpose(1, 2)
     _note_margin(call, margin[call.valid[:, -query.shape[2] :]])
-    return pattern, routing.key_groups(keys, cells), reads
+    return pattern, cells.key_groups(keys, own), reads
 
 
 def _without_rotary(keys: Tensor, rotary: tuple[Tensor, Tensor] | None) -> Tensor:

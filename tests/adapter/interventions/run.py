@@ -70,7 +70,7 @@ def draw_tensors(model: Any, seed: int) -> None:
         for name, tensor in layer.named_parameters():
             kind = name.split(".")[0]
             std = spread.get(kind, tensor.shape[-1] ** -0.5 * (1.0 if "query" in kind or "band" in kind else 1.5))
-            tensor.data = torch.randn(tensor.shape, generator=generator) * std
+            tensor.data.copy_(torch.randn(tensor.shape, generator=generator) * std)
 
 
 def open_session(seed: int, routing: str, family: str) -> Session:

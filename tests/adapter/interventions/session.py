@@ -73,8 +73,9 @@ class Session:
         return int(self.valid.shape[0])
 
     def tokens(self, count: int) -> Tensor:
-        """Random tokens, int64 ``(B, count)``."""
-        drawn = [[self.chance.randrange(2, VOCABULARY) for _ in range(count)] for _ in range(self.batch)]
+        """Random tokens, int64 ``(B, count)``; others for each adapter, so that no key is found twice."""
+        first, last = {"default": (2, 60), "other": (60, 80), None: (80, VOCABULARY)}[self.adapter]
+        drawn = [[self.chance.randrange(first, last) for _ in range(count)] for _ in range(self.batch)]
         return torch.tensor(drawn)
 
     def call(self, count: int, how: AbstractContextManager[Any] | None = None, tolerance: float = 1.0) -> None:
