@@ -36,8 +36,8 @@ class Kept:
 
     Args:
         cache: keys and values.
-        groups: with shared routing, as its "keys", tokens' scores ``(B, 1, S, MOST_GROUPS)``, and as its "values" whose
-            they are; with cells the keys before rotary positions.
+        groups: with shared routing, as its "keys", tokens' scores ``(B, 1, S, MOST_GROUPS)``, and as its "values"
+            whose they are; with cells the keys before rotary positions.
     """
 
     cache: Any
@@ -170,8 +170,8 @@ def _shared(call: Call, query: Tensor, key: Tensor, positions: Tensor) -> tuple[
     adapter cached, or the base model, is not known, and read by all."""
     router, owners = call.router, sorted(call.router.configs)
     name = call.adapter or owners[0]
-    config = router.configs[name]
-    scores = routing.group_scores(call.hidden, router.focus_proj[name], router.focus_centroids[name], config.temperature)
+    config, proj, centroids = router.configs[name], router.focus_proj[name], router.focus_centroids[name]
+    scores = routing.group_scores(call.hidden, proj, centroids, config.temperature)
     scores = torch.nn.functional.pad(
         scores + router.focus_balance[name].detach().float(), (0, MOST_GROUPS - config.num_groups), value=-torch.inf
     )
