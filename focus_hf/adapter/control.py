@@ -71,7 +71,8 @@ def set_routing(
     if gate_strength is not _KEEP and gate_strength is not None and not gate_strength >= 0:
         raise ValueError(f"gate_strength must not be negative, got {gate_strength!r}.")
     configs = _active_configs(layers)
-    changes = [_dial(config, pairs, threshold, length, top_k) for config in configs]  # all of them, or nothing changes
+    # All of them, or nothing changes.
+    changes = [dial_changes(config, pairs, threshold, length, top_k) for config in configs]
     if dense_below is not None:
         check_fields({"dense_below": dense_below}, "set_routing")
         changes = [{**change, "dense_below": dense_below} for change in changes]
@@ -95,7 +96,7 @@ def _active_configs(layers: list[FocusLayer]) -> list[FocusConfig]:
     return list({id(config): config for config in configs}.values())
 
 
-def _dial(
+def dial_changes(
     config: FocusConfig, pairs: float | None, threshold: float | None, length: int | None, top_k: int | None
 ) -> dict[str, Any]:
     """What to set, by field.
