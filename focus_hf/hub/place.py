@@ -10,11 +10,12 @@ from pathlib import Path
 
 from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
+from huggingface_hub.hf_api import RepoSibling
 
 from ..card.read import CARD
 from .errors import HubError
 from .files import LARGEST, adapter_files
-from .remote import HubReader, RemoteFile
+from .remote import Hub, files
 
 
 @dataclass(frozen=True)
@@ -31,23 +32,24 @@ class Remote:
 
     commit: str | None = None
     card: str | None = None
-    files: Mapping[str, RemoteFile] = field(default_factory=dict)
+    files: Mapping[str, RepoSibling] = field(default_factory=dict)
     is_public: bool = False
     has_branch: bool = True
 
 
-def look(reader: HubReader, repo_id: str, revision: str | None) -> Remote:
+def look(hub: Hub, repo_id: str, revision: str | None) -> Remote:
     """What there is now; of a branch to be made, what it will start from."""
     try:
-        model = reader.model(repo_id, revision)
+        model = hub.model(repo_id, revision)
     except RevisionNotFoundError:
-        return replace(look(reader, repo_id, None), has_branch=False) if revision else Remote()
+        return replace(look(hub, repo_id, None), has_branch=False) if revision else Remote()
     except RepositoryNotFoundError as error:
         if type(error) is not RepositoryNotFoundError:  # gated: it is there
             raise
         return Remote()
-    card = reader.text(reader.url(model, CARD), LARGEST[CARD]) if CARD in model.files else None
-    return Remote(model.commit, card, model.files, is_public=not model.private)
+    found = files(model)
+    card = hub.fetch(model, CARD, LARGEST[CARD]).read_text("utf-8", "replace") if CARD in found else None
+    return Remote(model.sha, card, found, is_public=not model.private)
 
 
 def stop_if_concerned(before: Remote | None, now: Remote, folder: Path, repo_id: str) -> None:

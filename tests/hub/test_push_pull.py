@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 import focus_hf
 from focus_hf.hub import HubError
-from focus_hf.hub.remote import HubReader
+from focus_hf.hub.remote import Hub
 from focus_hf.local_hub import LocalHub
 from focus_hf.records import AdapterFileError, check_adapter, save_results
 from tests.families import BY_DEFAULT, base_model, focus_model, logits, token_ids
@@ -168,8 +168,8 @@ def test_shapes_are_checked_before_the_weights_are_downloaded(hub, adapter, tmp_
     api.upload_folder(folder_path=adapter, repo_id="demo/wrong-shape")
 
     read = []
-    keep = HubReader.keep
-    monkeypatch.setattr(HubReader, "keep", lambda *args: read.append(args[2]) or keep(*args))
+    fetch = Hub.fetch
+    monkeypatch.setattr(Hub, "fetch", lambda *args: read.append(args[2]) or fetch(*args))
     with pytest.raises(AdapterFileError, match=r"has shape \(9,\)"):
         focus_hf.pull("demo/wrong-shape", endpoint=hub.endpoint)
     assert read == ["adapter_config.json"]
