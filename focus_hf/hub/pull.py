@@ -23,9 +23,9 @@ from ..records.adapter_files import (
     read_config,
     refuse_pickles,
 )
-from .errors import hub_errors
+from .errors import HubError, hub_errors
 from .files import LARGEST, LARGEST_FILE, adapter_files, remote_files
-from .remote import AGAIN, Hub, files
+from .remote import AGAIN, Hub, files, is_announced
 
 
 def pull(
@@ -71,9 +71,14 @@ def pull(
 def _fetch(hub: Hub, repo_id: str, revision: str | None) -> Path:
     """Put an adapter's files into the cache, all of one commit."""
     remote = look_at_remote(hub, repo_id, revision)
-    for name in remote_files(files(remote.model), repo_id):
+    announced = files(remote.model)
+    names = remote_files(announced, repo_id)
+    for name in names:
         largest = remote.largest if name == WEIGHTS_FILE else LARGEST.get(name, LARGEST_FILE)
         hub.fetch(remote.model, name, largest)
+    for name in names:  # a server that gives two files one ETag makes the library keep one content for both
+        if not is_announced(remote.folder / name, announced[name]):
+            raise HubError(f"{hub.api.endpoint} mixes up files of {repo_id}: {name} is not the one that it announced.")
     return remote.folder
 
 

@@ -82,7 +82,7 @@ def strings(value: Any) -> list[str]:
     return [item for item in (value if isinstance(value, list) else [value]) if isinstance(item, str)]
 
 
-def _is_announced(path: Path, file: RepoSibling) -> bool:
+def is_announced(path: Path, file: RepoSibling) -> bool:
     """Whether a file on this machine is what the Hub says, by size and hash as far as it states them."""
     content = path.read_bytes()
     if file.size not in (None, len(content)):
@@ -191,7 +191,7 @@ class Hub:
                 raise HubError(f"{self.api.endpoint} gives {name} of another commit of {model.id}: try again.")
             home = Path(constants.HF_HUB_CACHE).resolve()
             is_ours = path.resolve().is_relative_to(home)  # a server can make the library lay a link out of it
-            if is_ours and _is_announced(path, wanted):
+            if is_ours and is_announced(path, wanted):
                 return path
             if is_ours:
                 path.resolve().unlink(missing_ok=True)

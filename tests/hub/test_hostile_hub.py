@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import re
 import time
 import warnings
 from collections.abc import AsyncIterator
@@ -169,8 +170,7 @@ def with_headers(**headers):
         if "/resolve/" not in asked.path or not isinstance(sent, bytes):
             return sent
         head, _, body = sent.partition(b"\r\n\r\n")
-        for own in (b'\r\netag: "x"', b"\r\nx-repo-commit: " + COMMIT.encode()):
-            head = head.replace(own, b"")
+        head = re.sub(rb"\r\n(etag|x-repo-commit): [^\r]*", b"", head)
         added = "".join(f"\r\n{name.replace('_', '-')}: {value}" for name, value in headers.items())
         return head + added.encode() + b"\r\n\r\n" + body
 
@@ -210,13 +210,19 @@ FILES = {
 }
 
 HEADERS = {
-    "a name for a blob that leads away": with_headers(etag='"../../../../evil"'),
-    "a name for a blob that is a file here": with_headers(etag="{secret}", x_linked_etag="{secret}"),
-    "a commit that leads away": with_headers(x_repo_commit="../../../evil"),
-    "another commit": with_headers(x_repo_commit="e" * 40),
-    "a short commit": with_headers(x_repo_commit="ccccccc"),
-    "another store": with_headers(x_xet_hash="0" * 64, link='<http://127.0.0.1:9/>; rel="xet-auth"'),
-    "a linked size": with_headers(x_linked_size="9" * 30),
+    "a name for a blob that leads away": with_headers(x_repo_commit=COMMIT, etag='"../../../../evil"'),
+    "a name for a blob that is a file here": with_headers(
+        x_repo_commit=COMMIT, etag="{secret}", x_linked_etag="{secret}"
+    ),
+    "a commit that leads away": with_headers(etag='"x"', x_repo_commit="../../../evil"),
+    "another commit": with_headers(etag='"x"', x_repo_commit="e" * 40),
+    "a short commit": with_headers(etag='"x"', x_repo_commit="ccccccc"),
+    "no name for a blob": with_headers(x_repo_commit=COMMIT),
+    "one name for all blobs": with_headers(x_repo_commit=COMMIT, etag='"x"'),
+    "another store": with_headers(
+        x_repo_commit=COMMIT, etag='"x"', x_xet_hash="0" * 64, link='<http://127.0.0.1:9/>; rel="xet-auth"'
+    ),
+    "a linked size": with_headers(x_repo_commit=COMMIT, etag='"x"', x_linked_size="9" * 30),
 }
 
 
