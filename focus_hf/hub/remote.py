@@ -157,7 +157,7 @@ class Hub:
 
         def ask() -> tuple[Any, str | None]:
             headers = build_hf_headers(token=self.api.token, library_name="focus_hf")
-            answer = http_backoff("GET", url, params=params, headers=headers)
+            answer = http_backoff("GET", url, params=params, headers=headers, max_retries=3, retry_on_exceptions=())
             hf_raise_for_status(answer)
             return answer.json(), answer.links.get("next", {}).get("url")
 
@@ -206,14 +206,17 @@ class Hub:
         Raises:
             HubError: it is not the header of a safetensors file.
         """
-        header = self.bounds.run(lambda: self.api.parse_safetensors_file_metadata(model.id, name, revision=model.sha))
-        shapes = {tensor: tuple(info.shape) for tensor, info in header.tensors.items()}
-        ends = [info.data_offsets[1] for info in header.tensors.values()]
-        if any(len(shape) > 4 or not all(map(is_size, shape)) for shape in shapes.values()) or not all(
-            map(is_size, ends)
-        ):
+
+        def read() -> tuple[dict[str, tuple[int, ...]], list[int]]:
+            header = self.api.parse_safetensors_file_metadata(model.id, name, revision=model.sha)
+            tensors = header.tensors.items()
+            return {key: tuple(info.shape) for key, info in tensors}, [info.data_offsets[1] for _, info in tensors]
+
+        shapes, ends = self.bounds.run(read)
+        if not all(len(shape) <= 4 and all(map(is_size, shape)) for shape in shapes.values()):
             raise HubError(f"{name} of {model.id} has tensors of sizes that cannot be; {AGAIN}")
-        return shapes, max(ends, default=0) + constants.SAFETENSORS_MAX_HEADER_LENGTH
+        largest = max((end for end in ends if is_size(end)), default=0)
+        return shapes, largest + constants.SAFETENSORS_MAX_HEADER_LENGTH
 
     def is_focus(self, model: ModelInfo) -> bool:
         """Whether a repository holds a Focus adapter, by its configuration."""
