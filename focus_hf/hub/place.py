@@ -15,7 +15,7 @@ from huggingface_hub.hf_api import RepoSibling
 from ..card.read import CARD
 from .errors import HubError
 from .files import LARGEST, adapter_files
-from .remote import Hub, files
+from .remote import Hub, files, is_announced
 
 
 @dataclass(frozen=True)
@@ -53,13 +53,13 @@ def look(hub: Hub, repo_id: str, revision: str | None) -> Remote:
 
 
 def stop_if_concerned(before: Remote | None, now: Remote, folder: Path, repo_id: str) -> None:
-    """A push in between is no matter unless it changed a file that we send; cards are merged."""
+    """A push in between is no matter unless it made something else of a file that we send; cards are merged."""
     if before is None:
         return
-    names = before.files.keys() | now.files.keys()
-    changed = {name for name in names if before.files.get(name) != now.files.get(name)}
-    if both := sorted(changed & (set(adapter_files(folder)) - {CARD})):
-        raise HubError(f"Somebody pushed {both[0]} to {repo_id} meanwhile: look at the new version, then push again.")
+    for name in adapter_files(folder):
+        ours = name == CARD or (name in now.files and is_announced(folder / name, now.files[name]))
+        if before.files.get(name) != now.files.get(name) and not ours:
+            raise HubError(f"Somebody pushed {name} to {repo_id} meanwhile: look at the new version, then push again.")
 
 
 @contextmanager

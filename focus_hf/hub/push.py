@@ -199,7 +199,8 @@ def _commit(
         warnings.simplefilter("always")
         done = bounds.run(send)
     for warning in said:  # what the server says of the card
-        warnings.warn(one_line(" ".join(str(warning.message).split()), LONGEST_REASON), stacklevel=4)
+        text = one_line(" ".join(str(warning.message).split()), LONGEST_REASON)
+        warnings.warn_explicit(text, warning.category, warning.filename, warning.lineno)
     url, pr_url = one_line(done.commit_url), done.pr_url and one_line(done.pr_url)
     return Pushed(
         url, done.commit_message, done.commit_description, one_line(done.oid), done._endpoint, pr_url,

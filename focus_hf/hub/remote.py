@@ -10,7 +10,6 @@ from typing import Any
 from urllib.parse import quote, urlencode, urljoin
 
 from huggingface_hub import HfApi, ModelCardData, ModelInfo, constants
-from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.hf_api import RepoSibling
 from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, http_backoff, tqdm, validate_repo_id
 from huggingface_hub.utils.sha import git_hash
@@ -18,7 +17,7 @@ from huggingface_hub.utils.sha import git_hash
 from ..escape import one_line, shown
 from ..records.adapter_files import CONFIG_FILE, read_json
 from .bounds import Bounds, same_origin
-from .errors import HubError
+from .errors import HubError, hub_errors
 from .files import LARGEST
 
 #: Repositories that a search looks at, and pages of them: more are no search any more.
@@ -173,20 +172,19 @@ class Hub:
             revision: branch or tag that the cache is to know the commit of, for when it is asked offline.
 
         Raises:
-            HubError: what arrives is larger, or another file than the one that was announced.
+            HubError: it is not to be had, or what arrives is larger than, or another file than, what was announced.
         """
         wanted = files(model)[name]
         if wanted.size is not None and wanted.size > largest:
             raise HubError(f"{name} of {model.id} has {wanted.size:,} bytes, more than {largest:,}.")
         bound = largest if wanted.size is None else wanted.size
+
+        def download() -> str:
+            return self.api.hf_hub_download(model.id, name, revision=revision or model.sha, tqdm_class=_Bar)
+
         for _ in range(2):  # what lies in the cache may be damaged
-            path = Path(
-                self.bounds.run(
-                    lambda: self.api.hf_hub_download(model.id, name, revision=revision or model.sha, tqdm_class=_Bar),
-                    largest=bound,
-                    is_file=True,
-                )
-            )
+            with hub_errors(model.id, self.api.endpoint):
+                path = Path(self.bounds.run(download, largest=bound, is_file=True))
             if str(model.sha) not in path.parts:
                 raise HubError(f"{self.api.endpoint} gives {name} of another commit of {model.id}: try again.")
             home = Path(constants.HF_HUB_CACHE).resolve()
@@ -224,7 +222,7 @@ class Hub:
             return False
         try:
             said = read_json(self.fetch(model, CONFIG_FILE, LARGEST[CONFIG_FILE]))
-        except (HubError, HfHubHTTPError, OSError, ValueError):  # not JSON, or gated
+        except (HubError, ValueError):  # not JSON, or gated
             if self.bounds.over:
                 raise
             return False

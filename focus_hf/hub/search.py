@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from huggingface_hub import HfApi, ModelInfo
-from huggingface_hub.errors import HfHubHTTPError
 
 from ..escape import one_line
 from ..records.adapter_files import CONFIG_FILE, GROUPS_FILE, HUB_TAG, AdapterFileError, read_config
@@ -221,8 +220,9 @@ def _read(model: ModelInfo, hub: Hub) -> Found:
             config = read_config(hub.fetch(model, CONFIG_FILE, LARGEST[CONFIG_FILE]).parent)
             values = {name: getattr(config, name) for name in values}
             base = base or config.base_model_name_or_path
-        except (AdapterFileError, HfHubHTTPError):
-            pass  # gated, or not an adapter that we can read: listed all the same
+        except (AdapterFileError, HubError):  # gated, or not an adapter that we can read: listed all the same
+            if hub.bounds.over:
+                raise
     license = about.get("license")
     return Found(
         model.id,
@@ -254,10 +254,7 @@ def _groups(model: ModelInfo, hub: Hub) -> Iterator[str]:
     """What each group of an adapter is about, and where it is: ``"PUNCT (layer 2, group 3)"``."""
     if not model.sha or GROUPS_FILE not in files(model):
         return
-    try:
-        report = GroupReport.from_json(hub.fetch(model, GROUPS_FILE, _LARGEST_REPORT))
-    except HfHubHTTPError:  # gated
-        return
+    report = GroupReport.from_json(hub.fetch(model, GROUPS_FILE, _LARGEST_REPORT))
     for number, layer in enumerate(report.layers):
         where = f"layer {number}" if layer.head is None else layer.title
         for place, group in enumerate(layer.groups):

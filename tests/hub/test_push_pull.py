@@ -196,6 +196,21 @@ def test_errors_of_the_hub_are_one_line_that_says_what_to_do(hub, adapter, tmp_p
     assert [path.name for path in occupied.iterdir()] == ["file"]
 
 
+def test_links_in_the_place_of_the_folder(hub, adapter, name, tmp_path):
+    push(hub, adapter, name)
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(
+        FileExistsError, match=r"dangling is a link to .*nowhere, which does not exist: remove"
+    ) as error:
+        focus_hf.pull(name, tmp_path / "dangling", endpoint=hub.endpoint)
+    assert "\n" not in str(error.value) and (tmp_path / "dangling").is_symlink()
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "empty")
+    assert focus_hf.pull(name, tmp_path / "link", endpoint=hub.endpoint) == tmp_path / "link"
+    assert (tmp_path / "empty" / "adapter_config.json").is_file() and (tmp_path / "link").is_symlink()
+    assert {path.name for path in tmp_path.iterdir()} >= {"dangling", "empty", "link"}
+
+
 @pytest.mark.parametrize("bad", ["no-namespace/", "/abs/path", "./here", "a b/c", ""])
 def test_names_that_the_hub_cannot_have(adapter, bad):
     with pytest.raises(ValueError, match="repo_id="):
