@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .triton_select import MAX_CHUNKS, KeyLists, Shape, attended, select_keys
+from .triton_select import KeyLists, Shape, attended, select_keys
 
 #: Below every score: a maximum to begin with that is finite, so that no difference of two is undefined.
 LOWEST = -1e30
@@ -72,7 +72,12 @@ def sparse_decode(
         ValueError: what is given does not fit together.
     """
     check_attention(query, key, value, key_groups, reads)
+    if query_positions.shape != (query.shape[0], query.shape[2]):
+        raise ValueError(
+            f"query_positions must be {(query.shape[0], query.shape[2])}, got {tuple(query_positions.shape)}."
+        )
     shape = Shape(local_window, sink_tokens, dense_below)
+    query_positions, reads = query_positions.contiguous(), reads.contiguous()
     lists = select_keys(
         key_groups, reads, query_positions, shape, key_positions=key_positions, block_table=block_table
     )
@@ -107,10 +112,15 @@ def attend_lists(
     partial = torch.empty(batch, kv_heads, splits, heads * queries, value_dim, dtype=torch.float32, device=key.device)
     lse = torch.empty(batch, kv_heads, splits, heads * queries, dtype=torch.float32, device=key.device)
     output = torch.empty(batch, num_heads, queries, value_dim, dtype=query.dtype, device=key.device)
-    dims = {"HEAD_DIM": head_dim, "VALUE_DIM": value_dim, "WIDTH": width_of(head_dim), "VALUE_WIDTH": width_of(value_dim)}
+    dims = {
+        "HEAD_DIM": head_dim,
+        "VALUE_DIM": value_dim,
+        "WIDTH": width_of(head_dim),
+        "VALUE_WIDTH": width_of(value_dim),
+    }
     _gather[(batch * kv_heads, splits)](
-        *(query, key, value, lists.slots, lists.counts, key_groups, reads.contiguous().view(torch.uint8)),
-        *(query_positions.contiguous(), key_positions, block_table, partial, lse, scale * LOG2_E),
+        *(query, key, value, lists.slots, lists.counts, key_groups, reads.view(torch.uint8)),
+        *(query_positions, key_positions, block_table, partial, lse, scale * LOG2_E),
         *(bound, lists.chunk, kv_heads, splits),
         *(*query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *key_groups.stride()),
         0 if key_positions is None else key_positions.stride(0),
@@ -126,7 +136,7 @@ def attend_lists(
         SINKS=shape.sink_tokens,
         DENSE=shape.dense_below,
         BLOCK=0 if block_table is None else key.shape[2],
-        CHUNKS=MAX_CHUNKS,
+        CHUNKS=lists.counts.shape[2],
         LOWEST=LOWEST,
         num_warps=WARPS,
         num_stages=STAGES,
@@ -175,7 +185,9 @@ def check_attention(query: Tensor, key: Tensor, value: Tensor, key_groups: Tenso
         raise ValueError(f"The groups and bands of reads must be contiguous, strides are {reads.stride()}.")
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if tensor.stride(-1) != 1:
-            raise ValueError(f"The last dimension of the {name} must be contiguous: its stride is {tensor.stride(-1)}.")
+            raise ValueError(
+                f"The last dimension of the {name} must be contiguous: its stride is {tensor.stride(-1)}."
+            )
 
 
 @triton.jit(do_not_specialize=["bound", "chunk", "splits", "groups_row", "groups_head", "positions_row", "table_row"])

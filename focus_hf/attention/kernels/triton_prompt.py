@@ -20,7 +20,7 @@ from torch import Tensor
 from .triton_gather import LOG2_E, LOWEST, check_attention, width_of
 
 #: Rows of a tile. With 128, half the bytes move, but what 32 tokens read together is a quarter more than what 16 do.
-ROWS = 64
+ROWS = 128
 
 #: Keys that are looked at in one step and in one go, before what was found is read; the latter are the list's places.
 STEP, SEGMENT = 1024, 4096
@@ -148,7 +148,7 @@ def sparse_prompt(
     slots = (None,) * 4 if tokens is None else (tokens.key_slots, tokens.query_slots, tokens.lengths, tokens.new)
     _prompt[(programs,)](
         *(query, key, value, key_groups, reads.view(torch.uint8), *slots, sink_logits),
-        *(output, lse, table, listed, bits, scale * LOG2_E, kv_heads, sequences * kv_heads, tiles, length, queries),
+        *(output, lse, table, listed, bits, scale * LOG2_E, sequences * kv_heads, tiles, length, queries),
         0 if tokens is None else tokens.key_slots.stride(0),
         most,
         *_strides(query, sequences),
@@ -163,20 +163,22 @@ def sparse_prompt(
         VALUE_WIDTH=width_of(value_dim),
         HEADS=heads,
         TOKENS=together,
-        ROWS=max(ROWS, together * triton.next_power_of_2(heads)),
+        ROWS=together * triton.next_power_of_2(heads),
         CELLS=cells,
         PIECE=min(128, triton.next_power_of_2(cells)),
         BANDS=reads.shape[4],
         WINDOW=local_window,
         SINKS=sink_tokens,
         DENSE=dense_below,
+        KV_HEADS=kv_heads,
         BLOCK=block_size,
+        ALIKE=key.stride() == value.stride(),
         STEP=STEP,
         SEGMENT=SEGMENT,
         TILE=keys_of_tile(max(head_dim, value_dim), key.element_size()),
         LOG2_E=LOG2_E,
         LOWEST=LOWEST,
-        num_warps=WARPS,
+        num_warps=max(4, together * triton.next_power_of_2(heads) // 16),
         num_stages=STAGES,
     )
     return output, lse
@@ -184,7 +186,7 @@ def sparse_prompt(
 
 def tokens_of_tile(heads: int) -> int:
     """Consecutive tokens of a tile, by the query heads of a key head: as many as `ROWS` has room for."""
-    return max(1, ROWS // triton.next_power_of_2(heads))
+    return max(1, min(64, ROWS // triton.next_power_of_2(heads)))
 
 
 def keys_of_tile(head_dim: int, element_size: int) -> int:
@@ -234,7 +236,6 @@ def _prompt(  # type: ignore[no-untyped-def]  # Triton's types are those of its 
     listed,
     bits,
     scale,
-    kv_heads,
     of_heads,
     tiles,
     length,
@@ -270,7 +271,9 @@ def _prompt(  # type: ignore[no-untyped-def]  # Triton's types are those of its 
     WINDOW: tl.constexpr,
     SINKS: tl.constexpr,
     DENSE: tl.constexpr,
+    KV_HEADS: tl.constexpr,
     BLOCK: tl.constexpr,
+    ALIKE: tl.constexpr,
     STEP: tl.constexpr,
     SEGMENT: tl.constexpr,
     TILE: tl.constexpr,
@@ -287,11 +290,12 @@ def _prompt(  # type: ignore[no-untyped-def]  # Triton's types are those of its 
     of_row = tl.arange(0, ROWS)
     token, of_head = of_row % TOKENS, of_row // TOKENS
     every = tl.arange(0, TOKENS)
+    own_bit = tl.full((ROWS,), 1, LIKE) << token.to(LIKE)
     dim, value_dim = tl.arange(0, WIDTH), tl.arange(0, VALUE_WIDTH)
     wide, value_wide = dim < HEAD_DIM, value_dim < VALUE_DIM
     for number in range(program, of_heads * tiles, tl.num_programs(0)):
-        own = (number // tiles).to(tl.int64)
-        sequence, head = own // kv_heads, own % kv_heads
+        own = number // tiles
+        sequence, head = (own // KV_HEADS).to(tl.int64), (own % KV_HEADS).to(tl.int64)
         tile = tiles - 1 - number % tiles  # the longest first
         total, asking = length, queries
         if lengths is not None:
@@ -369,23 +373,26 @@ def _prompt(  # type: ignore[no-untyped-def]  # Triton's types are those of its 
                     if BLOCK > 0:
                         block, at = at // BLOCK, at % BLOCK
                     of_key = block * key_row + head * key_head + at * key_place
-                    of_value = block * value_row + head * value_head + at * value_place
+                    of_value = of_key
+                    if not ALIKE:
+                        of_value = block * value_row + head * value_head + at * value_place
                     k = tl.load(key + of_key[:, None] + dim[None, :], mask=inside[:, None] & wide[None, :], other=0.0)
                     v = tl.load(
                         value + of_value[:, None] + value_dim[None, :],
                         mask=inside[:, None] & value_wide[None, :],
                         other=0.0,
                     )
-                    seen = ((attend[None, :] >> token[:, None].to(LIKE)) & 1) != 0
+                    seen = (attend[None, :] & own_bit[:, None]) != 0
                     # What is not seen is so far below the first maximum that its weight is 0.
-                    scores = tl.where(seen, tl.dot(q, tl.trans(k), input_precision="ieee") * scale, 2 * LOWEST)
+                    scores = tl.where(seen, tl.dot(q, tl.trans(k), input_precision="ieee"), 2 * LOWEST)
                     higher = tl.maximum(peak, tl.max(scores, axis=1))
-                    weights = tl.exp2(scores - higher[:, None])
-                    fade = tl.exp2(peak - higher)
+                    weights = tl.exp2(scores * scale - (higher * scale)[:, None])
+                    fade = tl.exp2((peak - higher) * scale)
                     norm = norm * fade + tl.sum(weights, axis=1)
                     weighted = weighted * fade[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
                     peak = higher
 
+            peak *= scale
             if sink_logits is not None:
                 logit = tl.load(sink_logits + head * HEADS + of_head, mask=here, other=0).to(tl.float32) * LOG2_E
                 higher = tl.maximum(peak, logit)

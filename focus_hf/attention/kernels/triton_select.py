@@ -56,8 +56,8 @@ def select_keys(
 
     Args:
         key_groups: uint8 ``(B, H_kv, S)``; with a block table ``(blocks, H_kv, block size)``. Any strides.
-        reads: bool ``(B, H_kv, Q, K, bands)``, of few queries.
-        query_positions: int32 or int64 ``(B, Q)``; -1 for a query that attends to nothing.
+        reads: bool ``(B, H_kv, Q, K, bands)``, of few queries, contiguous.
+        query_positions: int32 or int64 ``(B, Q)``, contiguous; -1 for a query that attends to nothing.
         shape: window, sinks, dense start.
         key_positions: ``(B, S)``, -1 for padding; without them a key's place is its position.
         block_table: int32 ``(B, most blocks)``.
@@ -71,9 +71,8 @@ def select_keys(
     chunk = triton.cdiv(triton.cdiv(bound, MAX_CHUNKS), STEP) * STEP
     slots = torch.empty(batch, kv_heads, bound, dtype=torch.int32, device=reads.device)
     counts = torch.empty(batch, kv_heads, MAX_CHUNKS, dtype=torch.int32, device=reads.device)
-    reads, query_positions = reads.contiguous().view(torch.uint8), query_positions.contiguous()
     _select[(batch * kv_heads, MAX_CHUNKS)](
-        *(key_groups, reads, query_positions, key_positions, block_table, slots, counts),
+        *(key_groups, reads.view(torch.uint8), query_positions, key_positions, block_table, slots, counts),
         *(bound, chunk, kv_heads, *key_groups.stride()),
         0 if key_positions is None else key_positions.stride(0),
         0 if block_table is None else block_table.stride(0),
