@@ -96,7 +96,11 @@ def evaluate_command(
     column: Annotated[str, typer.Option(help="Column that holds the text.")] = "text",
     seq_len: Annotated[str, typer.Option(help="Context lengths in tokens, with commas.")] = "1024",
     modes: Annotated[
-        str, typer.Option(help="Of dense, local, soft, hard, and what costs as much as hard: window, random, tokens.")
+        str,
+        typer.Option(
+            help="Of dense, local, soft, hard, and what reads as many pairs as hard: window, random, quest, blocks, "
+            "slash, clusters, clusters-estimate, streaming, oracle."
+        ),
     ] = "dense,local,hard,window",
     top_k: Annotated[str | None, typer.Option(help="Groups per token in hard mode, with commas.")] = None,
     pairs: Annotated[
@@ -121,6 +125,9 @@ def evaluate_command(
     device_map: DeviceMap = None,
     dtype: Dtype = "auto",
     batch_size: Annotated[int, typer.Option(help="Windows at a time.", min=1)] = 4,
+    count_scoring: Annotated[
+        bool, typer.Option("--count-scoring", help="What opponents compute to choose is part of their pairs.")
+    ] = False,
     seed: Annotated[int, typer.Option(help="Of the probe's and RULER's prompts.")] = 0,
     json_out: JsonFile = None,
     plots: Annotated[Path | None, typer.Option(help="Folder for pictures.")] = None,
@@ -143,6 +150,7 @@ def evaluate_command(
         trials,
         batch_size,
         seed,
+        count_scoring,
     )
     asked = None
     if ruler:

@@ -26,14 +26,20 @@ def tables(results: Results) -> Iterator[Table]:
 
 def _quality(evaluation: Evaluation) -> Table:
     title = f"Perplexity on {evaluation.data}, {evaluation.context_length} tokens"
-    table = _table(title, "attention", "perplexity", "to dense", "pairs attended", "copies", "rest", "largest group")
+    columns = ["attention", "perplexity", "to dense", "pairs attended", "copies", "rest", "largest group"]
+    opposed = any(row.get("scoring") for row in evaluation.rows)
+    if opposed:
+        columns.insert(4, "choosing")
+    table = _table(title, *columns)
     dense = evaluation.perplexity("dense")
     for row in evaluation.rows:
         change = "" if dense is None else to_dense(row, dense)
         largest = row.get("largest_group")
         shown = "" if largest is None else f"{100 * largest:.1f} %"
         losses = ["" if (loss := row.get(name)) is None else f"{loss:.3f}" for name in ("copies", "rest")]
-        table.add_row(_name(row), f"{row['perplexity']:.2f}", change, f"{100 * row['pairs']:.0f} %", *losses, shown)
+        choosing = [_choosing(row.get("scoring"))] if opposed else []
+        pairs = f"{100 * row['pairs']:.0f} %"
+        table.add_row(_name(row), f"{row['perplexity']:.2f}", change, pairs, *choosing, *losses, shown)
     if evaluation.copies:
         table.caption = (
             f"copies: loss in nats on the {evaluation.copies:,} tokens that were seen before, out of the window only; "
@@ -41,6 +47,13 @@ def _quality(evaluation: Evaluation) -> Table:
         )
         table.caption_justify = "left"
     return table
+
+
+def _choosing(scoring: dict[str, float] | None) -> str:
+    """What choosing costs beside the pairs, in products of a prompt and in bytes of a new token, in pairs' worth."""
+    if not scoring or not any(scoring.values()):
+        return ""
+    return f"+{100 * scoring['products']:.1f} / {100 * scoring['bytes']:.1f} %"
 
 
 def _retrieval(rows: list[dict[str, Any]]) -> Table:
