@@ -191,9 +191,7 @@ def opponent_attention(
     return torch.cat(outputs, dim=2).to(query.dtype).transpose(1, 2).contiguous(), None
 
 
-def _attend(
-    call: Call, first: int, end: int, choice: Choice, mask: Tensor | None, softcap: float | None
-) -> Tensor:
+def _attend(call: Call, first: int, end: int, choice: Choice, mask: Tensor | None, softcap: float | None) -> Tensor:
     """A block of queries: float32 ``(B, H, R, D_v)``."""
     scores = _capped(products(call.queries(first, end), call.key[:, :, :end]) * call.scale, softcap)
     if mask is not None:

@@ -3,8 +3,9 @@
 The last 64 queries of a prompt attend densely; what falls on each key is the worth of its vertical line, what falls at each
 distance that of its slash line, and every query of the prompt reads the best lines of both kinds. *So what an earlier
 query reads depends on later tokens*: it is a method for prompts that are all there. How many lines of each kind, MInference
-searches for each head beforehand; here it is searched in the prompt itself, among five divisions of the budget, by how
-much of the last 64 queries' attention is kept. Tokens that come later, with a cache, attend to everything, as there.
+searches for each head beforehand, on a sample; here it is searched in the prompt itself, among five divisions of the budget
+and a window (its A-shape), by how much attention of 64 queries from all over the prompt is kept. Tokens that come later,
+with a cache, attend to everything, as there.
 """
 
 from __future__ import annotations
@@ -45,11 +46,22 @@ class Slash:
         by_distance = torch.zeros_like(weights[:, :, 0]).scatter_add_(-1, distance, weights.flatten(2))
         by_key = weights.sum(dim=2)
         found = [self._divided(by_key, by_distance, call.keys, division) for division in self.divisions]
-        kept = [(on_lines(*lines, length - count, length) * weights).sum(dim=(-1, -2)) for lines in found]
+        found.append(self._divided(by_key, -places.expand_as(by_key).float(), call.keys, 0.0))  # A-shape: the nearest
+        kept = [self._kept(call, *lines) for lines in found]
         best = torch.stack(kept).argmax(dim=0)[None, ..., None]
         keys, distances = (torch.stack(kind) for kind in zip(*found, strict=True))
         index = best.expand(1, -1, -1, length)
         return keys.gather(0, index)[0], distances.gather(0, index)[0]
+
+    def _kept(self, call: Call, keys: Tensor, distances: Tensor) -> Tensor:
+        """What is kept of the attention of queries from all over the prompt: ``(B, H)``."""
+        places = torch.arange(call.length, device=keys.device)
+        rows = places[:: -(-call.length // self.last)]
+        allowed = rows[:, None] >= places
+        scores = products(call.query[:, :, rows], call.key) * call.scale
+        weights = scores.masked_fill(~allowed, -torch.inf).softmax(dim=-1)
+        on = keys[:, :, None] | distances[:, :, (rows[:, None] - places).clamp(min=0)]
+        return (on * weights).sum(dim=(-1, -2))
 
     def cost(self, length: int) -> Cost:
         """The scores of the last queries, once; new tokens choose nothing."""
@@ -92,4 +104,3 @@ def _prefix(worth: Tensor, pairs: Tensor, free: Tensor, room: Tensor) -> Tensor:
     counted = pairs.gather(-1, order) * free.gather(-1, order)
     fits = (counted.cumsum(dim=-1) <= room) & free.gather(-1, order)
     return torch.zeros_like(free).scatter(-1, order, fits)
-

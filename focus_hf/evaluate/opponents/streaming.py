@@ -2,9 +2,9 @@
 the last tokens and the first.
 
 DuoAttention finds which by training a gate for each head on retrieval of synthetic passkeys. Here it is measured, on the
-first window of the very text that is judged (`measure`): how far a head's own output, under a window of 64 and 4 first
-tokens, is from what it is, as a share of the energy of its layer's output. Heads of the whole model are ordered by that;
-those that lose most are dense, as many as the budget has pairs for, and one more gets a window of what is left.
+first window of the very text that is judged (`Measure`): how far a window of 64 and 4 first tokens moves a head's own output,
+summed over its squares. Heads of the whole model are ordered by that; those that are moved most are dense. The windows of the
+others take half of the budget, or 64 tokens where that is more; one head more gets a window of what is left.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ class Streaming:
             ValueError: nothing was measured of the layer.
         """
         if not any(layer == call.layer for layer, _ in self.order):
-            raise ValueError(f"What the heads of layer {call.layer} lose to a window was not measured: make_selector().")
+            raise ValueError(
+                f"What the heads of layer {call.layer} lose to a window was not measured: make_selector()."
+            )
         keys = self.keys_of_heads(call.keys, call.length)
         own = torch.tensor([keys[call.layer, head] for head in range(call.key.shape[1])], device=call.key.device)
         each = own.repeat_interleave(call.query.shape[1] // call.key.shape[1])[:, None, None]
@@ -52,7 +54,8 @@ class Streaming:
 
     def keys_of_heads(self, keys: int, length: int) -> dict[tuple[int, int], int]:
         """Of each layer and key/value head, how many keys its queries read, so that the mean share is the budget's."""
-        budget, least = share_of(keys, length), min(keys, SINKS + WINDOW)
+        budget = share_of(keys, length)
+        least = min(keys, max(SINKS + WINDOW, keys_at(budget / 2, length)))
         streaming = share_of(least, length)
         dense = (budget - streaming) / max(1 - streaming, 1e-9) * len(self.order)
         whole = int(dense + 1e-6)
@@ -68,18 +71,12 @@ class Streaming:
 
 
 class Measure:
-    """Attends to everything and notes what heads would lose to a window; ``losses`` are what `Streaming` takes."""
+    """Attends to everything and notes how far a window would move heads' outputs; ``losses`` are what `Streaming` takes."""
 
     name = "measure"
 
     def __init__(self) -> None:
-        self.lost: dict[int, Tensor] = {}
-        self.energy: dict[int, Tensor] = {}
-
-    @property
-    def losses(self) -> dict[int, Tensor]:
-        """Of each layer, of its key/value heads ``(H_kv,)``."""
-        return {layer: lost / self.energy[layer] for layer, lost in self.lost.items()}
+        self.losses: dict[int, Tensor] = {}
 
     def reader(self, call: Call) -> Reader:
         """See `Selector`."""
@@ -94,8 +91,7 @@ class Measure:
                 for pairs in (allowed, near)
             )
             lost = (whole - part).square().sum(dim=(0, 2, 3)).unflatten(0, (key.shape[1], -1)).sum(dim=1)
-            self.lost[call.layer] = self.lost.get(call.layer, 0) + lost.cpu()
-            self.energy[call.layer] = self.energy.get(call.layer, 0) + whole.square().sum().cpu()
+            self.losses[call.layer] = self.losses.get(call.layer, 0) + lost.cpu()
             return Choice(allowed.expand(*scores.shape))
 
         return read
