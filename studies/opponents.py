@@ -3,8 +3,8 @@
     python studies/opponents.py --model HuggingFaceTB/SmolLM2-135M-Instruct --text novel.txt --text plays.txt \\
         --setting 2048:2:0.24 --setting 4096:1:0.14 --out opponents.json
 
-Windows are those of `focus-hf eval --seq-len LENGTH --max-tokens LENGTH*WINDOWS`. Rows that are in the file already are
-kept, so that it goes on where it stopped.
+Windows are those of `focus-hf eval --seq-len LENGTH --max-tokens LENGTH*WINDOWS`. Rows that are in the file already
+are kept, so that it goes on where it stopped.
 """
 
 from __future__ import annotations

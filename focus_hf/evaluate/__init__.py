@@ -2,7 +2,7 @@
 
 from .copies import far_copies
 from .figures import position_figure, quality_figure, retrieval_figure, ruler_figure
-from .modes import MODES, Mode, attending, list_modes
+from .modes import MODES, OPPONENTS, Mode, at_share, attending, list_modes
 from .perplexity import SlidingWindows, attended_share, perplexity, position_curve, token_losses
 from .quality import QualityRow, measure_quality, quality_table
 from .retrieval import Probe, RetrievalRow, probe_retrieval
@@ -11,6 +11,7 @@ from .run import EvaluationPlan, TokenText, evaluate
 
 __all__ = [
     "MODES",
+    "OPPONENTS",
     "EvaluationPlan",
     "Mode",
     "Probe",
@@ -20,6 +21,7 @@ __all__ = [
     "RulerRow",
     "SlidingWindows",
     "TokenText",
+    "at_share",
     "attended_share",
     "attending",
     "evaluate",

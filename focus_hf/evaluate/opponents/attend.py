@@ -1,7 +1,7 @@
 """Any transformers model under a selector: its attention layers read the pairs that are chosen, and no others.
 
-What is computed is right, not fast: a mask for each block of queries, and dense attention under it. Memory is that of one
-block. No Focus adapter is needed; where one is loaded, it must be off.
+What is computed is right, not fast: a mask for each block of queries, and dense attention under it. Memory is that
+of one block. No Focus adapter is needed; where one is loaded, it must be off.
 """
 
 from __future__ import annotations

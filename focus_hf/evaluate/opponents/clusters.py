@@ -1,13 +1,13 @@
 """Clusters of a context's keys: Squeezed Attention (Hooper et al., arXiv 2411.09688), ClusterKV (Liu et al., arXiv
 2412.03213), RetroInfer (Chen et al., arXiv 2505.02922).
 
-Keys after rotary positions are clustered by k-means with cosine similarity, about 16 keys to a cluster, and a query reads
-the clusters whose mean key has the largest product with it. RetroInfer also estimates what is not read: each cluster by
-its mean key and the mean of its values, counted as often as it has unread keys.
+Keys after rotary positions are clustered by k-means with cosine similarity, about 16 keys to a cluster, and a query
+reads the clusters whose mean key has the largest product with it. RetroInfer also estimates what is not read: each
+cluster by its mean key and the mean of its values, counted as often as it has unread keys.
 
-The papers cluster a context that is finished. For all queries of a prompt to choose without a look at later tokens, each
-block of 64 queries has clusters of its own, of all keys before the block: newer ones are among those that are always read.
-That is more work than anybody would do, and better clusters than the papers'; it is not counted.
+The papers cluster a context that is finished. For all queries of a prompt to choose without a look at later tokens,
+each block of 64 queries has clusters of its own, of all keys before the block: newer ones are among those that are
+always read. That is more work than anybody would do, and better clusters than the papers'; it is not counted.
 """
 
 from __future__ import annotations

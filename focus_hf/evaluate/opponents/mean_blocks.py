@@ -1,7 +1,7 @@
 """MoBA's choice (Lu et al., arXiv 2502.13189) on a model that was not trained with it: blocks by their mean key.
 
-A block's score is the product of the query with the mean of its keys, the gate without parameters of MoBA's equation 6;
-the query's own block is always read. MoBA trains models with it; here nothing is trained. Blocks of 64 keys.
+A block's score is the product of the query with the mean of its keys, the gate without parameters of MoBA's equation
+6; the query's own block is always read. MoBA trains models with it; here nothing is trained. Blocks of 64 keys.
 """
 
 from __future__ import annotations

@@ -61,7 +61,9 @@ class Random:
 
 
 class Oracle:
-    """The keys with most of dense attention's weight, as many for every head and query. No method: it scores all keys."""
+    """The keys with most of dense attention's weight, as many for every head and query. No method: all are
+    scored.
+    """
 
     name = "oracle"
 

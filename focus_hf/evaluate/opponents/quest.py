@@ -1,8 +1,8 @@
 """Quest (Tang et al., arXiv 2406.10774): pages of keys by a bound on their scores.
 
-Of each page of 16 keys the least and the largest value of every channel are kept. A page's score is the most that a key
-between them could get: ``sum_d max(q_d min_d, q_d max_d)``. Quest keeps the first two layers dense and is for decoding;
-here every routed layer and every query of a prompt chooses, with the pages that were full at that query.
+Of each page of 16 keys the least and the largest value of every channel are kept. A page's score is the most that a
+key between them could get: ``sum_d max(q_d min_d, q_d max_d)``. Quest keeps the first two layers dense and is for
+decoding; here every routed layer and every query of a prompt chooses, with the pages that were full at that query.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The one interface of all opponents: which pairs at a budget, and what choosing them costs.
 
-A method of sparse attention is a `Selector`. For a layer's call it gives a `Reader`, which says block by block of queries
-which keys they read. All of them choose for every query head by itself, and all read the first tokens and the last ones
-before a query whatever else they choose, as their papers do. The budget is a number of keys that every query reads at
-most, see `keys_at`.
+A method of sparse attention is a `Selector`. For a layer's call it gives a `Reader`, which says block by block of
+queries which keys they read. All of them choose for every query head by itself, and all read the first tokens and
+the last ones before a query whatever else they choose, as their papers do. The budget is a number of keys that every
+query reads at most, see `keys_at`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 #: Tokens that are always read: the first ones of a sequence, and the last ones up to the query's own.
 SINKS, WINDOW = 4, 64
 
-#: Queries are answered in blocks that end at multiples of this: it bounds memory, and what a block sees is all before it.
+#: Queries are answered in blocks that end at multiples of this: it bounds memory.
 BLOCK = 64
 
 
@@ -64,8 +64,8 @@ class Estimate:
     Args:
         key: ``(B, H_kv, C, D)``.
         value: ``(B, H_kv, C, D_v)``.
-        log_sizes: added to the scores, of how many unread keys a query's mean stands for, ``(B, H, R, C)``; ``-inf`` of
-            none.
+        log_sizes: added to the scores, of how many unread keys a mean stands for at a query, ``(B, H, R, C)``;
+            ``-inf`` of none.
     """
 
     key: Tensor

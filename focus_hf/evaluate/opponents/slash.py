@@ -1,11 +1,11 @@
 """MInference's vertical and slash lines (Jiang et al., arXiv 2407.02490): keys that all read, distances that all read.
 
-The last 64 queries of a prompt attend densely; what falls on each key is the worth of its vertical line, what falls at each
-distance that of its slash line, and every query of the prompt reads the best lines of both kinds. *So what an earlier
-query reads depends on later tokens*: it is a method for prompts that are all there. How many lines of each kind, MInference
-searches for each head beforehand, on a sample; here it is searched in the prompt itself, among five divisions of the budget
-and a window (its A-shape), by how much attention of 64 queries from all over the prompt is kept. Tokens that come later,
-with a cache, attend to everything, as there.
+The last 64 queries of a prompt attend densely; what falls on each key is the worth of its vertical line, what falls
+at each distance that of its slash line, and every query of the prompt reads the best lines of both kinds. *So what
+an earlier query reads depends on later tokens*: it is a method for prompts that are all there. How many lines of
+each kind, MInference searches for each head beforehand, on a sample; here it is searched in the prompt itself, among
+five divisions of the budget and a window (its A-shape), by how much attention of 64 queries from all over the prompt
+is kept. Tokens that come later, with a cache, attend to everything, as there.
 """
 
 from __future__ import annotations

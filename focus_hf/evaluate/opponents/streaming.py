@@ -1,10 +1,11 @@
-"""Streaming heads: DuoAttention (Xiao et al., arXiv 2410.10819). Some key/value heads attend to everything, the others to
-the last tokens and the first.
+"""Streaming heads: DuoAttention (Xiao et al., arXiv 2410.10819). Some key/value heads attend to everything, the
+others to the last tokens and the first.
 
-DuoAttention finds which by training a gate for each head on retrieval of synthetic passkeys. Here it is measured, on the
-first window of the very text that is judged (`Measure`): how far a window of 64 and 4 first tokens moves a head's own output,
-summed over its squares. Heads of the whole model are ordered by that; those that are moved most are dense. The windows of the
-others take half of the budget, or 64 tokens where that is more; one head more gets a window of what is left.
+DuoAttention finds which by training a gate for each head on retrieval of synthetic passkeys. Here it is measured, on
+the first window of the very text that is judged (`Measure`): how far a window of 64 and 4 first tokens moves a
+head's own output, summed over its squares. Heads of the whole model are ordered by that; those that are moved most
+are dense. The windows of the others take half of the budget, or 64 tokens where that is more; one head more gets a
+window of what is left.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class Streaming:
 
 
 class Measure:
-    """Attends to everything and notes how far a window would move heads' outputs; ``losses`` are what `Streaming` takes."""
+    """Attends to everything and notes how far a window would move heads' outputs, as `Streaming` takes it."""
 
     name = "measure"
 
