@@ -116,6 +116,10 @@ def evaluate_command(
         str | None, typer.Option(help="Which of RULER's tasks, with commas [default: all].")
     ] = None,
     ruler_samples: Annotated[int, typer.Option(help="Prompts of each task and length.", min=1)] = 10,
+    code: Annotated[
+        str | None, typer.Option(help="Lengths of tasks on code where far tokens decide, with commas; needs no text.")
+    ] = None,
+    code_samples: Annotated[int, typer.Option(help="Prompts of each task on code and length.", min=1)] = 10,
     tasks: Annotated[str | None, typer.Option(help="Tasks of lm-evaluation-harness, with commas.")] = None,
     task_path: Annotated[Path | None, typer.Option(help="Folder of task files of your own.", exists=True)] = None,
     limit: Annotated[int | None, typer.Option(help="Examples of each task, at most.", min=1)] = None,
@@ -128,14 +132,14 @@ def evaluate_command(
     count_scoring: Annotated[
         bool, typer.Option("--count-scoring", help="What opponents compute to choose is part of their pairs.")
     ] = False,
-    seed: Annotated[int, typer.Option(help="Of the probe's and RULER's prompts.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of the prompts of the probe, RULER and code.")] = 0,
     json_out: JsonFile = None,
     plots: Annotated[Path | None, typer.Option(help="Folder for pictures.")] = None,
     write: Annotated[bool, typer.Option("--write", help="Put the figures into the adapter's own files.")] = False,
 ) -> None:
-    """Measure an adapter: perplexity in every mode, retention, retrieval, RULER, benchmarks; dense beside Focus."""
+    """Measure an adapter: perplexity in every mode, retention, retrieval, RULER, code, benchmarks; dense beside it."""
     from ..adapter.placement import check_placement
-    from ..evaluate import EvaluationPlan, RulerPlan
+    from ..evaluate import CodePlan, EvaluationPlan, RulerPlan
     from ..evaluate.command import Sources, run_evaluation
     from ..hub import load_adapted
 
@@ -167,6 +171,7 @@ def evaluate_command(
                 load_adapted, base=model, device=device, device_map=device_map, dtype=dtype, revision=revision
             ),
             ruler=asked,
+            code=CodePlan(numbers("--code", code), code_samples, seed) if code else None,
             tasks=[name for name in (tasks or "").split(",") if name],
             task_path=task_path,
             limit=limit,

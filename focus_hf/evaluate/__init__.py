@@ -1,5 +1,6 @@
 """Measure what an adapter keeps of the base model's quality, and what it saves."""
 
+from .code_tasks import CodePlan, CodeRow, measure_code
 from .copies import far_copies
 from .figures import position_figure, quality_figure, retrieval_figure, ruler_figure
 from .modes import MODES, OPPONENTS, Mode, at_share, attending, list_modes
@@ -12,6 +13,8 @@ from .run import EvaluationPlan, TokenText, evaluate
 __all__ = [
     "MODES",
     "OPPONENTS",
+    "CodePlan",
+    "CodeRow",
     "EvaluationPlan",
     "Mode",
     "Probe",
@@ -27,6 +30,7 @@ __all__ = [
     "evaluate",
     "far_copies",
     "list_modes",
+    "measure_code",
     "measure_quality",
     "measure_ruler",
     "perplexity",

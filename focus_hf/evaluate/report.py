@@ -14,12 +14,14 @@ from .modes import Mode
 
 
 def tables(results: Results) -> Iterator[Table]:
-    """A rich table for each evaluation, for the retrieval probe, for each length of RULER, for benchmarks."""
+    """A rich table for each evaluation, the retrieval probe, each length of RULER and of code, and benchmarks."""
     for evaluation in results.evaluations:
         yield _quality(evaluation)
     if results.retrieval:
         yield _retrieval(results.retrieval)
     yield from map(_ruler, ruler_tables(results.ruler))
+    for length in sorted({row["length"] for row in results.code}):
+        yield _code([row for row in results.code if row["length"] == length])
     if results.benchmarks:
         yield _benchmarks(results.benchmarks)
 
@@ -73,6 +75,22 @@ def _ruler(measured: RulerTable) -> Table:
         table.add_row(
             task, *("" if row is None else f"{100 * row['score']:.0f} %  {row['logprob']:.2f}" for row in rows)
         )
+    return table
+
+
+def _code(rows: list[dict[str, Any]]) -> Table:
+    """Of one length: a line for each mode."""
+    names, completion = ([row for row in rows if row["task"] == task] for task in ("names", "completion"))
+    edges = sorted({stretch["above"] for row in names for stretch in row["by_distance"]})
+    title = (
+        f"Code, {rows[0]['length']:,} tokens, {rows[0]['samples']} prompts: loss in nats on second uses of names by "
+        f"the distance to the first; completion of a line from {completion[0]['distance']:,} tokens back"
+    )
+    table = _table(title, "attention", *(f"above {edge:,}" for edge in edges), "completion", "exact")
+    for named, completed in zip(names, completion, strict=True):
+        losses = {stretch["above"]: f"{stretch['loss']:.2f}" for stretch in named["by_distance"]}
+        cells = [losses.get(edge, "") for edge in edges]
+        table.add_row(_name(named), *cells, f"{completed['loss']:.2f}", f"{100 * completed['exact']:.0f} %")
     return table
 
 
