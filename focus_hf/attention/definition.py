@@ -178,7 +178,8 @@ def by_memberships(memberships: Tensor, num_queries: int) -> tuple[Tensor, Tenso
         Groups ``(B, 1, S)``, uint8 (int32 where there are more than 256), and reads, bool ``(B, 1, Q, sets, 1)``.
     """
     batch, length, num_groups = memberships.shape
-    sets, group = torch.unique(memberships.flatten(0, 1), dim=0, return_inverse=True)
+    tokens = memberships.flatten(0, 1) if num_groups else memberships.new_zeros(batch * length, 1)
+    sets, group = torch.unique(tokens, dim=0, return_inverse=True)
     meets = (sets.float() @ sets.float().T) > 0
     group = group.view(batch, 1, length)
     reads = meets[group[:, :, length - num_queries :]][..., None]
