@@ -1,6 +1,6 @@
 """Hard Focus attention by the cheapest exact path.
 
-* ``grouped``: the paper's two calls, over groups of tokens and windows, for a routing that all heads share. Differentiable.
+* ``grouped``: the paper's two calls, over groups of tokens and windows, for a shared routing. Differentiable.
 * ``blocked``: blocks of queries over the keys that they read. Inference on CPU.
 * ``gathered``: few new tokens over the keys that each reads. Inference.
 * ``triton``: kernels of ours that read keys in place. Inference on CUDA.
@@ -38,7 +38,9 @@ def focus_attention(problem: Problem, *, path: str = "auto", kernel: Kernel | No
     """
     chosen = choose_path(problem, path)
     if chosen == "grouped":
-        return grouped_focus_attention(problem, find_kernel(problem.query, problem.value) if kernel is None else kernel)
+        return grouped_focus_attention(
+            problem, find_kernel(problem.query, problem.value) if kernel is None else kernel
+        )
     if chosen == "blocked":
         return blocked_focus_attention(problem)
     if chosen == "gathered":
