@@ -211,3 +211,27 @@ def test_merge_of_two_parts_is_the_whole_also_with_empty_parts():
     nothing = (torch.zeros_like(whole), torch.full_like(lse, float("-inf")))
     torch.testing.assert_close(merge(whole, lse, *nothing)[0], whole)
     assert torch.equal(merge(*nothing, *nothing)[0], torch.zeros_like(whole))
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    case=calls,
+    routing=shared | general,
+    length=st.integers(1, 900),
+    dropped=st.sampled_from([0, 0, 3, 200]),
+    layout=st.sampled_from(["as it is", "room behind", "room behind every token"]),
+)
+def test_one_new_token_of_each_sequence(case, routing, length, dropped, layout):
+    """Also against a cache that has dropped its oldest tokens, or has room behind those it has seen."""
+    case = {**case, "length": length, "sink_logits": False, "documents": False}
+    problem, _ = make_call(case, {**routing, "extra_mask": "none"}, 0.0)
+    if case["padding"] == "none":
+        who = replace(problem.who, positions=problem.who.positions + dropped, first_position=dropped)
+        problem = replace(problem, who=who)
+    if layout == "room behind":
+        key, value = (F.pad(x, (0, 0, 0, 70))[:, :, :length] for x in (problem.key, problem.value))
+        problem = replace(problem, key=key, value=value)
+    elif layout == "room behind every token":
+        key, value = (F.pad(x, (0, 3))[..., :-3] for x in (problem.key, problem.value))
+        problem = replace(problem, key=key, value=value)
+    assert relative_error(focus_attention(problem, path="gathered"), expected_of(problem)) <= 1e-5
