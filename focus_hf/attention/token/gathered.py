@@ -15,6 +15,9 @@ from torch.nn import functional as F
 from ..definition import Pattern, WhoAttends, attended_pairs, bands_of, one_head
 from ..problem import Problem
 
+#: A larger share of the keys is read sooner where it lies, under a mask, than gathered.
+MOST_GATHERED = 0.35
+
 
 def gathered_focus_attention(problem: Problem) -> Tensor:
     """Hard Focus attention of one query for each sequence.
@@ -65,10 +68,13 @@ def _bands_from_the_end(pattern: Pattern, length: int, device: torch.device) -> 
 def _one_sequence(query: Tensor, key: Tensor, value: Tensor, read: Tensor, scale: float) -> Tensor:
     """Each list of keys as long as it is: ``(1, H_kv, r, D_v)`` from queries ``(1, H_kv, r, D)``."""
     lists, column = read[0].nonzero().unbind(-1)
+    if column.shape[0] > MOST_GATHERED * read.numel():
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=read[:, :, None], scale=scale)
     if read.shape[1] == 1:
-        keys, values = key.index_select(2, column), value.index_select(2, column)
+        heads = torch.arange(key.shape[1], device=column.device)[:, None]
+        keys, values = (_gather(x, heads, column)[None] for x in (key, value))
         return F.scaled_dot_product_attention(query, keys, values, scale=scale)
-    ends = torch.searchsorted(lists.contiguous(), torch.arange(1, read.shape[1] + 1)).tolist()
+    ends = torch.searchsorted(lists.contiguous(), torch.arange(1, read.shape[1] + 1, device=column.device)).tolist()
     keys, values = (_gather(x, lists, column)[None, None] for x in (key, value))
     outputs, start = [], 0
     for head, end in enumerate(ends):
@@ -80,35 +86,34 @@ def _one_sequence(query: Tensor, key: Tensor, value: Tensor, read: Tensor, scale
 
 def _batch(query: Tensor, key: Tensor, value: Tensor, read: Tensor, scale: float) -> Tensor:
     """Lists of keys filled up to the longest, in one call: ``(B, H_kv, r, D_v)`` from queries ``(B, H_kv, r, D)``."""
-    flat = read.flatten(0, 1)
-    lists, column = flat.nonzero().unbind(-1)
-    counts = flat.sum(dim=-1)
+    counts = read.sum(dim=-1, keepdim=True)
+    nothing = (counts == 0)[..., None]
     longest = max(1, int(counts.max()))
-    place = torch.arange(lists.shape[0], device=lists.device) - (counts.cumsum(0) - counts)[lists]
-    index = column.new_zeros(flat.shape[0], longest).index_put_((lists, place), column)
-    index = index.view(*read.shape[:2], longest).expand(-1, key.shape[1], -1)
-    real = torch.arange(longest, device=lists.device) < counts.view(*read.shape[:2], 1, 1)
-    nothing = (counts == 0).view(*read.shape[:2], 1, 1)
-    head = torch.arange(key.shape[0] * key.shape[1], device=lists.device).view(*key.shape[:2], 1).expand_as(index)
-    keys, values = (_gather(x, head.flatten(), index.flatten()).view(*index.shape, -1) for x in (key, value))
+    if longest > MOST_GATHERED * read.shape[-1]:
+        mask = read[:, :, None] | nothing
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale).masked_fill(nothing, 0.0)
+    lists, column = read.flatten(0, 1).nonzero().unbind(-1)
+    place = torch.arange(lists.shape[0], device=lists.device) - (counts.flatten().cumsum(0) - counts.flatten())[lists]
+    index = column.new_zeros(read.shape[0] * read.shape[1], longest).index_put_((lists, place), column)
+    real = (torch.arange(longest, device=lists.device) < counts)[:, :, None]
+    heads = torch.arange(key.shape[0] * key.shape[1], device=lists.device).view(*key.shape[:2], 1)
+    keys, values = (_gather(x, heads, index.view(*read.shape[:2], longest)) for x in (key, value))
     output = F.scaled_dot_product_attention(query, keys, values, attn_mask=real | nothing, scale=scale)
     return output.masked_fill(nothing, 0.0)
 
 
 def _gather(states: Tensor, head: Tensor, column: Tensor) -> Tensor:
-    """Keys or values ``(n, D)`` of some of the ``B * H_kv`` heads, at some columns each.
+    """Keys or values ``(..., D)`` of some of the ``B * H_kv`` heads, at columns: both broadcast to ``(...)``.
 
     Nothing is copied besides, whatever lies between heads (unused room in a static cache) or tokens.
     """
     batch, heads, length, width = states.shape
     of_sequence, of_head, of_token, of_number = states.stride()
-    whole = of_number == 1 and not (
-        of_token % width or of_head % width or (batch > 1 and of_sequence != of_head * heads)
-    )
-    if not whole:
+    in_rows = of_number == 1 and not (of_token % width or of_head % width)
+    if not in_rows or (batch > 1 and of_sequence != of_head * heads):
         states = states.contiguous()
         of_head, of_token = length * width, width
     last = (batch * heads - 1) * of_head + (length - 1) * of_token
     rows = states.as_strided((last // width + 1, width), (width, 1))
-    place = torch.add(column * (of_token // width) if of_token != width else column, head, alpha=of_head // width)
-    return rows.index_select(0, place)
+    column = column if of_token == width else column * (of_token // width)
+    return F.embedding(torch.add(column, head, alpha=of_head // width), rows)
