@@ -16,8 +16,9 @@ import numpy as np
 
 from ..files import write_atomically
 from ..records.group_facts import LayerFacts
-from ..records.group_markdown import HEADS, picture
+from ..records.group_markdown import HEADS, picture, picture_data
 from ..records.group_report import GroupReport
+from ..records.pictures import DATA, digest
 
 #: Groups drawn, those that are read most; the others are one row.
 _GROUPS = 8
@@ -60,7 +61,7 @@ def head_figure(layer: LayerFacts, bands: Sequence[int], path: str | os.PathLike
     axis.set_xticks(range(len(bands)), [_distance(bands, band) for band in range(len(bands))], fontsize=9)
     axis.set_xlabel("tokens back")
     axis.set_title(f"{_plain(layer.short_title)}: attention by group and distance (%)", fontsize=10)
-    return _save(figure, path)
+    return _save(figure, path, digest(picture_data(layer)))
 
 
 def _distance(bands: Sequence[int], band: int) -> str:
@@ -83,9 +84,9 @@ def _pyplot() -> Any:
     return pyplot
 
 
-def _save(figure: Any, path: str | os.PathLike[str]) -> Path:
+def _save(figure: Any, path: str | os.PathLike[str], data: str) -> Path:
     content = io.BytesIO()
-    figure.savefig(content, format="png", facecolor="white", metadata={"Software": None})
+    figure.savefig(content, format="png", facecolor="white", metadata={"Software": None, DATA: data})
     _pyplot().close(figure)
     write_atomically(Path(path), content.getvalue())
     return Path(path)

@@ -26,7 +26,7 @@ def render(report: GroupReport, figures: Collection[str] = ()) -> str:
     lines = [_about(report), ""]
     if chosen:
         lines += [*_heads(report, chosen), ""]
-    lines += [*_how_sure(report), _nameless(report), ""]
+    lines += [f"{_how_sure(report)} {_nameless(report)}", ""]
     for layer in chosen:
         lines += [
             "<details>",
@@ -44,6 +44,11 @@ def picture(layer: LayerFacts) -> str:
     """The file of a head's picture of groups by distance."""
     numbers = [part for part in layer.name.split(".") if part.isdigit()]
     return f"figures/head-{'-'.join(numbers) or 'only'}.png"
+
+
+def picture_data(layer: LayerFacts) -> list[Any]:
+    """What that picture is made of, see `focus_hf.records.pictures`."""
+    return [layer.name, [group.name for group in layer.groups], layer.reads, layer.attention]
 
 
 def _about(report: GroupReport) -> str:
@@ -88,29 +93,23 @@ def _heads(report: GroupReport, chosen: list[LayerFacts]) -> Iterator[str]:
     )
 
 
-def _how_sure(report: GroupReport) -> Iterator[str]:
+def _how_sure(report: GroupReport) -> str:
     """What groups are beside a look-up by token, said plainly."""
     contextual = [layer.contextual for layer in report.layers]
-    low, high = 100 * min(contextual), 100 * max(contextual)
-    context = (
-        f"{low:.0f} to {high:.0f} % of the tokens, by head, are in another group than most of their kind: by context."
-    )
+    low, high = 100 * min(contextual, default=0.0), 100 * max(contextual, default=0.0)
+    context = f"{low:.0f} to {high:.0f} % of the tokens are by context in another group than most of their kind."
     found = [layer.agreement["upos"] for layer in report.layers if "upos" in layer.agreement]
     if not found:
-        yield f"How sure is a name? See the share that it fits beside a random group's in the folds below. {context}"
-        yield ""
-        return
+        return f"How sure a name is, beside random groups and a look-up by token, stands in the folds; {context}"
     groups, random, lookup = (
         sum(float(one[which]["nmi"]) for one in found) / len(found) for which in ("groups", "random", "lookup")
     )
     beaten = sum(float(one["lookup"]["nmi"]) > float(one["groups"]["nmi"]) for one in found)
-    plain = "so groups are mostly kinds of tokens, and context moves some" if 2 * beaten > len(found) else "so"
-    yield (
-        f"Agreement with parts of speech (normalised mutual information, mean): {groups:.2f}, random groups "
-        f"{random:.2f}, a look-up by token {lookup:.2f}. The look-up agrees better in {beaten} of {len(found)}, {plain}"
-        f": {context}"
+    plain = "groups are mostly kinds of tokens" if 2 * beaten > len(found) else "groups know more than kinds of tokens"
+    return (
+        f"Agreement with parts of speech (normalised mutual information, mean): groups {groups:.2f}, random groups "
+        f"{random:.2f}, a look-up by token {lookup:.2f}, which is better in {beaten} of {len(found)}: {plain}; {context}"
     )
-    yield ""
 
 
 def _nameless(report: GroupReport) -> str:
