@@ -149,12 +149,15 @@ def card(
     from huggingface_hub import HfApi
 
     from ..card import FocusModelCard
+    from ..card.figures import dial_figure
     from ..card.read import CARD, read_card
     from ..hub.base import base_facts
-    from ..records import read_config
+    from ..records import load_results, read_config
 
     name = base_model or read_config(adapter).base_model_name_or_path or ""
     base = base_facts(name, HfApi(library_name="focus_hf")) if name and not Path(name).is_dir() else None
+    if write and (results := load_results(adapter)) is not None:
+        dial_figure(results, adapter)
     made = FocusModelCard.from_adapter(
         adapter,
         repo_id=repo_id,

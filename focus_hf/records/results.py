@@ -114,9 +114,9 @@ class Evaluation:
         return self.data, self.revision, self.context_length, self.stride
 
     def perplexity(self, mode: str, top_k: int | None = None) -> float | None:
-        """Perplexity of one row, ``None`` where it was not measured."""
-        row = self.first(mode, top_k)
-        return None if row is None else row["perplexity"]
+        """Perplexity of the first such row, ``None`` where it was not measured."""
+        rows = (row["perplexity"] for row in self.rows if row["mode"] == mode and row.get("top_k") == top_k)
+        return next(rows, None)
 
     @property
     def unopposed(self) -> list[dict[str, Any]]:
@@ -124,14 +124,32 @@ class Evaluation:
         opposed = {setting(row) for row in self.rows if row["mode"] == "window"}
         return [row for row in self.rows if row["mode"] == "hard" and setting(row) not in opposed]
 
-    def first(self, mode: str, top_k: int | None = None) -> dict[str, Any] | None:
-        """The first row of a mode, ``None`` where it was not measured; of several budgets that of the first."""
-        return next((row for row in self.rows if row["mode"] == mode and row.get("top_k") == top_k), None)
+    def main(self, top_k: int, pairs: float | None) -> dict[str, Any] | None:
+        """The row of Focus as the adapter is set; where that was not measured, the nearest.
 
-    def change(self, top_k: int) -> float | None:
-        """Perplexity of Focus over dense attention's, less one; ``None`` where one of them was not measured."""
-        dense, focus = self.perplexity("dense"), self.perplexity("hard", top_k)
-        return None if dense is None or focus is None else focus / dense - 1
+        Args:
+            top_k, pairs: of the adapter.
+        """
+        hard = [row for row in self.rows if row["mode"] == "hard"]
+        own = [row for row in hard if row.get("top_k") in (None, top_k)] or hard
+
+        def off(row: dict[str, Any]) -> float:
+            budget = row.get("budget")
+            if pairs is None:
+                return float(budget is not None)
+            return abs((row["pairs"] if budget is None else float(budget)) - pairs)
+
+        return min(own, key=off, default=None)
+
+    def opponents(self, row: dict[str, Any]) -> list[dict[str, Any]]:
+        """The rows of what attends to as many pairs as a row of Focus, the best first."""
+        there = [one for one in self.rows if one["mode"] in OPPONENTS and setting(one) == setting(row)]
+        return sorted(there, key=lambda one: float(one["perplexity"]))
+
+    def change(self, top_k: int, pairs: float | None = None) -> float | None:
+        """Perplexity of Focus as it is set over dense attention's, less one; ``None`` where one was not measured."""
+        dense, focus = self.perplexity("dense"), self.main(top_k, pairs)
+        return None if dense is None or focus is None else focus["perplexity"] / dense - 1
 
 
 @dataclass
