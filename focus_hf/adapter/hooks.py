@@ -151,7 +151,6 @@ class _Hooks:
             keys = getattr(call.cache_layer, "keys", None)
             known = keys if isinstance(keys, Tensor) and keys.dim() == 4 else call.ranking[:, None]
             earlier = earlier_ranking(call, known)
-            earlier = earlier_ranking(call, keys if known else call.ranking[:, None])
             call.groups = torch.cat([earlier, call.ranking], dim=1)
             call.complete = not call.seen or (call.untouched and call.memory is not None and call.memory.complete)
         length = call.seen + call.hidden.shape[1]
