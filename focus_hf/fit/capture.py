@@ -1,4 +1,4 @@
-"""What attention layers see of text: queries, keys, values, hidden states, and gradients by their output.
+"""What attention layers see of text: queries, keys, values, and gradients by their output.
 
 Everything is taken where the attention interface passes it, whatever the architecture. One backward pass through each
 window gives the gradient of `sum_t log p(y_t)`, with every `y_t` drawn from the model's own prediction, by the output
@@ -124,8 +124,7 @@ class _Recorder:
     def _before(self, attention: Any, args: tuple, kwargs: dict[str, Any]) -> None:
         layer = attention.layer_idx
         if layer not in self._seen:  # with checkpointing, the forward pass runs a second time
-            hidden = args[0] if args else kwargs["hidden_states"]
-            self._kept[layer] = {"hidden": hidden[0].detach()}
+            self._kept[layer] = {}
             turned = _without_rotation(kwargs)
             if turned is not None:
                 attention.config = _CaptureConfig(attention.config, self._take_plain)
@@ -137,7 +136,7 @@ class _Recorder:
         attention.config = _CaptureConfig(attention.config, self._take)
 
     def _take_plain(self, call: _Call) -> Tensor:
-        self._kept[call.layer] |= {"plain_keys": call.key[0].detach(), "plain_queries": self._mean_query(call)}
+        self._kept[call.layer]["plain_keys"] = call.key[0].detach()
         return call.query.new_zeros(1, call.query.shape[2], call.query.shape[1], call.value.shape[-1])
 
     def _take(self, call: _Call) -> Tensor:
@@ -150,8 +149,7 @@ class _Recorder:
         kept = self._kept[call.layer]
         kept |= {"keys": call.key[0].detach(), "values": call.value[0].detach()}
         kept["queries"] = self._rows(call.query[0].detach())
-        if "plain_keys" not in kept:
-            kept |= {"plain_keys": kept["keys"].clone(), "plain_queries": self._mean_query(call)}
+        kept.setdefault("plain_keys", kept["keys"].clone())
         kept |= {"scale": torch.tensor(call.scale), "softcap": torch.tensor(call.softcap or 0.0)}
         if call.sink_logits is not None:
             kept["sink_logits"] = call.sink_logits.detach().float()
@@ -165,10 +163,6 @@ class _Recorder:
 
     def _rows(self, values: Tensor) -> Tensor:
         return values[:, self._positions.to(values.device)]
-
-    def _mean_query(self, call: _Call) -> Tensor:
-        """Of each KV head, ``(H_kv, R, D)``."""
-        return self._rows(call.query[0].detach().unflatten(0, (call.key.shape[1], -1)).float().mean(dim=1))
 
 
 def _restore_config(attention: Any, *_: object) -> None:
