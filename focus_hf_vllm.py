@@ -7,11 +7,15 @@ processes: ``--additional-config '{"focus": {"adapter": "org/name"}}'``.
 
 from __future__ import annotations
 
+import difflib
 import functools
 from typing import Any
 
 #: The part of ``additional_config`` that is ours.
 OPTION = "focus"
+
+#: What is there if it is not: ``null`` is a mistake.
+_ABSENT = object()
 
 
 def register() -> None:
@@ -27,7 +31,7 @@ def register() -> None:
     @functools.wraps(make_config)
     def create_engine_config(self: Any, *args: Any, **kwargs: Any) -> Any:
         wanted = _wanted(self.additional_config)
-        if wanted is None:
+        if wanted is _ABSENT:
             return make_config(self, *args, **kwargs)
         from focus_hf.vllm.start import check_engine, prepare_arguments
 
@@ -40,12 +44,13 @@ def register() -> None:
     def load_and_attach(self: Any, vllm_config: Any, model_config: Any, *args: Any, **kwargs: Any) -> Any:
         model = load_model(self, vllm_config, model_config, *args, **kwargs)
         wanted = _wanted(vllm_config.additional_config)
-        if wanted is not None:
-            from focus_hf.vllm.attach import attach
+        if wanted is not _ABSENT:
             from focus_hf.vllm.start import check_engine, read_adapter
 
             adapter = read_adapter(wanted)
             check_engine(vllm_config, adapter)
+            from focus_hf.vllm.attach import attach
+
             attach(model, vllm_config, adapter)
         return model
 
@@ -54,4 +59,17 @@ def register() -> None:
 
 
 def _wanted(additional_config: Any) -> Any:
-    return additional_config.get(OPTION) if isinstance(additional_config, dict) else None
+    """What is under `OPTION`, whatever it is; other parts belong to others, but for one that is almost ours.
+
+    Raises:
+        ValueError: a key is a misspelt `OPTION`: the model would be served without its adapter.
+    """
+    if not isinstance(additional_config, dict):
+        return _ABSENT
+    if OPTION not in additional_config:
+        for key in additional_config:
+            if difflib.get_close_matches(str(key)[:20].strip().lower(), [OPTION], cutoff=0.7):
+                raise ValueError(
+                    f"additional_config has {str(key)[:20]!r}: a Focus adapter is named under {OPTION!r}."
+                )
+    return additional_config.get(OPTION, _ABSENT)

@@ -4,7 +4,7 @@ Importing this package registers the adapter type ``FOCUS`` with PEFT and attent
 that ``model.load_adapter("org/name")`` works.
 """
 
-from .adapter import FocusCache, FocusConfig, FocusLayer, FocusModel, set_routing
+from .adapter import FocusConfig, FocusLayer, FocusModel, set_routing
 from .card import FocusModelCard
 from .hub import pull, push_to_hub
 from .interpret import GroupReport, group_report
@@ -12,7 +12,6 @@ from .interpret import GroupReport, group_report
 __version__ = "0.1.0"
 
 __all__ = [
-    "FocusCache",
     "FocusConfig",
     "FocusLayer",
     "FocusModel",

@@ -28,8 +28,8 @@ def shown(value: object) -> str:
     """A value from outside in an error message, as Python writes it: one line, short whatever the value is."""
     if isinstance(value, int) and value.bit_length() > 100:
         return f"an integer of {value.bit_length()} bits"  # Python itself refuses to write the longest ones
-    return one_line(_SHORT.repr(value))
+    return one_line(_SHORT.repr(value), 100)
 
 
 _SHORT = reprlib.Repr()
-_SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 2, 100, 100
+_SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 2, 60, 60

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Callable
@@ -15,10 +16,18 @@ FORMAT_VERSION = 1
 GATE_NAMES = ("hard", "additive", "multiplicative")
 
 #: What ``routing`` may be: one routing for all heads of a layer, or one for each key/value head.
-ROUTINGS = ("shared", "per_head")
+ROUTINGS = ("shared", "cells")
 
-#: What a key/value head may attend to beyond its window: groups, nothing, or everything.
-REACHES = ("groups", "window", "everything")
+#: Groups that a key/value head may have: the group of a key is a byte.
+MAX_CELL_GROUPS = 256
+
+#: Sets of groups that tokens of a shared routing may be in: a query's table of what it reads has so many entries.
+MAX_SETS = 4096
+
+
+def num_sets(num_groups: int, top_k: int) -> int:
+    """Sets of ``top_k`` groups: C(K, top_k)."""
+    return math.comb(num_groups, top_k)
 
 
 @dataclass(frozen=True)
@@ -86,57 +95,46 @@ def _modules() -> Rule:
 #: Tokens that a window, a start or the sinks may span: so many that their sums still fit into 32 bits.
 _MAX_TOKENS = 2**29
 
+#: PEFT's kinds of tasks.
+TASK_TYPES = ("SEQ_CLS", "SEQ_2_SEQ_LM", "CAUSAL_LM", "TOKEN_CLS", "QUESTION_ANS", "FEATURE_EXTRACTION")
+
 _FLAG = Rule("true or false", lambda value: isinstance(value, bool))
 
-#: Key/value heads that a table of patterns may name, and tables that an adapter may have.
-_MAX_HEADS, _MAX_BUDGETS = 2**16, 20
-
-_HEAD_NAME = re.compile(r"\d{1,4}\.\d{1,4}")
+#: Curves that an adapter may have, and points of a curve.
+_MAX_CURVES, _MAX_POINTS = 32, 64
 
 
-def _is_head_pattern(value: Any) -> bool:
-    rules = {
-        "attend": lambda x: x in REACHES,
-        "local_window": RULES["local_window"].holds,
-        "top_k": RULES["top_k"].holds,
-    }
-    return (
-        isinstance(value, dict)
-        and "attend" in value
-        and all(isinstance(name, str) and name in rules and rules[name](item) for name, item in value.items())
+def _is_curve(points: Any) -> bool:
+    number = _number(-1e6, 1e6).holds
+    if not isinstance(points, list) or not 1 <= len(points) <= _MAX_POINTS:
+        return False
+    if not all(isinstance(point, list) and len(point) == 2 and all(number(x) for x in point) for point in points):
+        return False
+    return points == sorted(points, key=lambda point: (-point[0], point[1])) and points == sorted(
+        points, key=lambda point: point[1]
     )
 
 
-def _are_head_patterns(value: Any) -> bool:
+def _are_curves(value: Any) -> bool:
     return (
         isinstance(value, dict)
-        and len(value) <= _MAX_HEADS
-        and all(isinstance(name, str) and _HEAD_NAME.fullmatch(name) for name in value)
-        and all(_is_head_pattern(pattern) for pattern in value.values())
+        and len(value) <= _MAX_CURVES
+        and all(isinstance(name, str) and re.fullmatch(r"[1-9]\d{0,8}", name) for name in value)
+        and all(_is_curve(points) for points in value.values())
     )
 
 
-def _is_share(text: Any) -> bool:
-    return isinstance(text, str) and re.fullmatch(r"0\.\d{1,4}|1(\.0{1,4})?", text) is not None
-
-
-_HEAD_PATTERNS = Rule(
-    'a mapping from "LAYER.HEAD" to {"attend": "groups" | "window" | "everything", "local_window": integer, "top_k": '
-    "integer}",
-    _are_head_patterns,
-)
+_LAYERS = _list_of(_integer(0, 9999), 4096, "layer numbers")
 
 #: What each field of an adapter's configuration may hold, by name.
 RULES = {
     "routing": Rule(f"one of {', '.join(ROUTINGS)}", lambda value: isinstance(value, str) and value in ROUTINGS),
-    "head_patterns": _HEAD_PATTERNS.or_none(),
-    "budgets": Rule(
-        f'at most {_MAX_BUDGETS} head_patterns by their share of pairs, such as "0.25"',
-        lambda value: (
-            isinstance(value, dict)
-            and len(value) <= _MAX_BUDGETS
-            and all(_is_share(share) and _are_head_patterns(table) for share, table in value.items())
-        ),
+    "num_bands": _integer(1, 24),
+    "threshold": _number(-1e6, 1e6),
+    "pairs": _number(0, 1).or_none(),
+    "pairs_curves": Rule(
+        'a mapping from positions, such as "4096", to [threshold, share of pairs], shares ascending, thresholds falling',
+        _are_curves,
     ).or_none(),
     "num_groups": _integer(1, 1024),
     "top_k": _integer(1, 1024),
@@ -152,7 +150,12 @@ RULES = {
     "straight_through": _FLAG,
     "hidden_size": _integer(1, 2**20).or_none(),
     "key_value_heads": _integer(1, 9999).or_none(),
-    "layers": _list_of(_integer(0, 9999), 4096, "layer numbers").or_none(),
+    "query_heads": _integer(1, 9999).or_none(),
+    "head_dim": _integer(1, 4096).or_none(),
+    "layers": Rule(
+        "an ascending list of at most 4,096 layer numbers",
+        lambda value: _LAYERS.holds(value) and sorted(set(value)) == list(value),
+    ).or_none(),
     "tokenizer_revision": _text(200).or_none(),
     "format_version": _integer(1, FORMAT_VERSION),
     "target_modules": _modules(),
@@ -160,7 +163,9 @@ RULES = {
     "include_sliding_layers": _FLAG,
     "base_model_name_or_path": _text(4096).or_none(),  # from here on: PEFT's own
     "revision": _text(200).or_none(),
-    "task_type": _text(100).or_none(),
+    "task_type": Rule(
+        f"one of {', '.join(TASK_TYPES)}", lambda value: isinstance(value, str) and value in TASK_TYPES
+    ).or_none(),
     "peft_version": _text(200).or_none(),
     "inference_mode": _FLAG,
     "auto_mapping": Rule(

@@ -2,27 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from .escape import shown
-from .setting_rules import FORMAT_VERSION, GATE_NAMES, REACHES, ROUTINGS, RULES, is_integer
-
-
-@dataclass(frozen=True)
-class HeadPattern:
-    """How one key/value head attends.
-
-    Args:
-        attend: one of `REACHES`.
-        local_window: its ``w``; not looked at where it attends to everything.
-        top_k: groups that its queries read; only looked at where it attends by groups.
-    """
-
-    attend: str
-    local_window: int
-    top_k: int
+from .setting_rules import FORMAT_VERSION, GATE_NAMES, MAX_CELL_GROUPS, MAX_SETS, ROUTINGS, RULES, is_integer, num_sets
 
 
 @dataclass
@@ -42,39 +27,19 @@ class FocusSettings:
     gate_strength: float = field(default=8.0, metadata={"help": "Strength of a soft gate in training (lambda)."})
     straight_through: bool = field(default=False, metadata={"help": "Hard memberships forward, soft gradients."})
     routing: str = field(default="shared", metadata={"help": f"Who has groups of its own: {', '.join(ROUTINGS)}."})
-    head_patterns: dict[str, dict[str, Any]] | None = field(
-        default=None, metadata={"help": "How single key/value heads attend, by 'LAYER.HEAD'."}
-    )
-    budgets: dict[str, dict[str, dict[str, Any]]] | None = field(
-        default=None, metadata={"help": "Other head_patterns to choose from, by their share of pairs."}
+    num_bands: int = field(default=6, metadata={"help": "Bands of distance, with routing by cells."})
+    threshold: float = field(default=-7.0, metadata={"help": "Queries read cells above it, with routing by cells."})
+    pairs: float | None = field(default=None, metadata={"help": "Share of pairs, in the place of a threshold."})
+    pairs_curves: dict[str, list[list[float]]] | None = field(
+        default=None, metadata={"help": "Share of pairs by threshold, measured at several positions."}
     )
     hidden_size: int | None = field(default=None, metadata={"help": "Width of the base model (filled in)."})
     layers: list[int] | None = field(default=None, metadata={"help": "Routed layers (filled in)."})
     key_value_heads: int | None = field(default=None, metadata={"help": "Key/value heads of a layer (filled in)."})
+    query_heads: int | None = field(default=None, metadata={"help": "Query heads of a layer (filled in)."})
+    head_dim: int | None = field(default=None, metadata={"help": "Size of a head (filled in)."})
     tokenizer_revision: str | None = field(default=None, metadata={"help": "Commit of the tokenizer (filled in)."})
     format_version: int = field(default=FORMAT_VERSION, metadata={"help": "Version of this file's format."})
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        super().__setattr__(name, value)
-        self.__dict__.pop("_made", None)
-
-    @property
-    def version(self) -> object:
-        """Another one whenever a setting was given another value."""
-        return self.__dict__.setdefault("_made", {})
-
-    def once(self, name: tuple[Any, ...], make: Callable[[], Any]) -> Any:
-        """What follows from the settings, made once: every layer asks at every token. Made anew when a setting was
-        given another value; tables are replaced, not changed in place.
-
-        Args:
-            name: of what is made.
-            make: makes it.
-        """
-        made = self.__dict__.setdefault("_made", {})
-        if name not in made:
-            made[name] = make()
-        return made[name]
 
     @property
     def training_sharpness(self) -> float | None:
@@ -82,74 +47,44 @@ class FocusSettings:
         return self.sharpness if self.gate == "hard" else None
 
     @property
-    def plain(self) -> bool:
-        """Whether all heads of all layers attend alike."""
-        return self.routing == "shared" and not self.head_patterns
-
-    def head_pattern(self, layer: int, head: int) -> HeadPattern:
-        """How a key/value head attends: as ``head_patterns`` says, or by groups like all others."""
-        own = (self.head_patterns or {}).get(f"{layer}.{head}", {})
-        return HeadPattern(
-            own.get("attend", "groups"), own.get("local_window", self.local_window), own.get("top_k", self.top_k)
-        )
-
-    def patterns_in_force(self) -> list[HeadPattern]:
-        """How each key/value head of each routed layer attends; empty before an adapter is on a model."""
-        return [
-            self.head_pattern(layer, head) for layer in self.layers or () for head in range(self.key_value_heads or 0)
-        ]
+    def by_cells(self) -> bool:
+        """Whether each key/value head routes by itself."""
+        return self.routing == "cells"
 
     @property
-    def heads_by_reach(self) -> dict[str, int]:
-        """How many key/value heads attend by groups, to a window and sinks alone, and to everything."""
-        patterns = self.patterns_in_force()
-        return {reach: sum(pattern.attend == reach for pattern in patterns) for reach in REACHES}
-
-    @property
-    def top_ks(self) -> list[int]:
-        """The numbers of groups that are in force, ascending: of heads that attend by groups."""
-        own = [] if self.plain else [how.top_k for how in self.patterns_in_force() if how.attend == "groups"]
-        return sorted(set(own)) or [self.top_k]
+    def is_dense(self) -> bool:
+        """Whether any two tokens share a group, whatever the groups."""
+        return not self.by_cells and 2 * self.top_k > self.num_groups
 
     @property
     def dense_length(self) -> int:
-        """Contexts of at most this many tokens are the base model's own attention in all heads."""
-        own = [] if self.plain else [how for how in self.patterns_in_force() if how.attend != "everything"]
-        window = min((how.local_window for how in own), default=self.local_window)
-        return max(window + 1, self.dense_below)
+        """Contexts of at most this many tokens are the base model's own attention."""
+        return max(self.local_window + 1, self.dense_below)
 
     @property
     def has_soft_attention(self) -> bool:
-        """Whether training computed another function than inference does: soft gates, for heads that attend alike."""
-        return self.gate != "hard" and self.plain
+        """Whether training computed another function than inference does: soft gates."""
+        return self.gate != "hard" and not self.by_cells
 
-    def heads_with_groups(self, layer: int) -> tuple[int, ...]:
-        """The key/value heads of a layer that attend by groups under some budget: those that have centroids of their
-        own with ``routing="per_head"``."""
-        found: tuple[int, ...] = self.once(("heads with groups", layer), lambda: self._heads_with_groups(layer))
-        return found
-
-    def _heads_with_groups(self, layer: int) -> tuple[int, ...]:
-        tables = [self.head_patterns or {}, *(self.budgets or {}).values()]
-        return tuple(
-            head
-            for head in range(self.key_value_heads or 0)
-            if any(table.get(f"{layer}.{head}", {}).get("attend", "groups") == "groups" for table in tables)
-        )
-
-    def tensor_shapes(self, layer: int) -> dict[str, tuple[int, ...]]:
-        """The shapes of a layer's own tensors by name; none for a layer without groups."""
-        width, groups, dim = int(self.hidden_size or 0), self.num_groups, self.group_dim
-        if self.routing == "shared":
-            return {"focus_proj": (dim, width), "focus_centroids": (groups, dim), "focus_balance": (groups,)}
-        if not (heads := len(self.heads_with_groups(layer))):
-            return {}
+    def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of a layer's own tensors by name."""
+        groups, dim = self.num_groups, self.group_dim
+        if not self.by_cells:
+            return {
+                "focus_proj": (dim, int(self.hidden_size or 0)),
+                "focus_centroids": (groups, dim),
+                "focus_balance": (groups,),
+            }
+        heads, size = int(self.key_value_heads or 0), int(self.head_dim or 0)
+        width = int(self.query_heads or 0) // max(heads, 1) * size
         return {
-            "focus_proj": (heads, dim, width),
-            "focus_query_proj": (heads, dim, width),
+            "focus_key_proj": (heads, dim, size),
             "focus_centroids": (heads, groups, dim),
             "focus_balance": (heads, groups),
-            "focus_query_bias": (heads, groups),
+            "focus_query_proj": (heads, dim, width),
+            "focus_band_proj": (heads, self.num_bands + 1, width),
+            "focus_cell_bias": (heads, groups * self.num_bands + 1),
+            "focus_offset": (heads,),
         }
 
     def validate(self, where: str = "FocusConfig") -> None:
@@ -186,9 +121,14 @@ def check_fields(values: Mapping[str, Any], where: str) -> None:
             f"{where}: top_k ({top_k}) cannot exceed num_groups ({num_groups}): a token belongs to at most all "
             f"groups. Use a top_k from 1 to {num_groups}."
         )
-    tables = [values.get("head_patterns") or {}, *(values.get("budgets") or {}).values()]
-    for name, pattern in (item for table in tables for item in table.items()):
-        if pattern.get("top_k", 1) > num_groups:
+    routing = values.get("routing", FocusSettings.routing)
+    if routing == "cells":
+        if num_groups > MAX_CELL_GROUPS:
             raise ValueError(
-                f"{where}: top_k of head {name} ({pattern['top_k']}) cannot exceed num_groups ({num_groups})."
+                f"{where}: num_groups ({num_groups}) must be at most {MAX_CELL_GROUPS} with routing='cells'."
             )
+    elif 2 * top_k <= num_groups and num_sets(num_groups, top_k) > MAX_SETS:
+        raise ValueError(
+            f"{where}: top_k={top_k} of num_groups={num_groups} makes {num_sets(num_groups, top_k):,} sets of groups, "
+            f"of which there may be {MAX_SETS:,}. Use fewer groups or a smaller top_k."
+        )

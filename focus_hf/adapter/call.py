@@ -1,16 +1,25 @@
-"""What an attention call is told about groups, and how it gets there."""
+"""What one call of an attention module needs to know about its routing, and how that gets to the attention function.
+
+The attention interface passes no hidden states, but it does pass the module. While an adapter is on it, a module's
+config is a `RoutedConfig`: it names our attention function for calls that are routed, and the base model's own for all
+others. Which call that is belongs to whoever makes it (a thread, a task), never to the module.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
-from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
-from ..attention import HeadClass, HeadClasses, Kernel, OneToken, Pattern
-from .packed import PagedCall
+from ..attention import Pattern
+from .layer import FocusLayer
+from .remembered import Memory
+
+if TYPE_CHECKING:
+    from .engines.continuous import PagedCall
 
 
 @dataclass(frozen=True)
@@ -22,92 +31,94 @@ class SoftGate:
     strength: float
 
 
-@dataclass(frozen=True)
-class Routing:
-    """What an attention call needs to know about groups.
+@dataclass
+class Call:
+    """A routed call of an attention module.
 
     Args:
-        pattern: window, sinks, dense start.
-        memberships: bool ``(B, tokens seen, K)``, cached tokens included; of the new tokens only if ``in_stores``.
-        top_k: groups per token.
-        path: a name in `focus_hf.attention.PATHS`.
-        kernel: the backend; ``None`` for the best one.
-        soft: set in training.
+        router: of the module.
+        adapter: whose tensors.
+        pattern: window, sinks, dense start, bands.
+        hidden: ``(B, T, d)``, of the new tokens.
+        seen: tokens before them that are cached.
+        dense: every pair is attended: the base model's own attention answers, and what is cached is remembered.
+        alone: window and sinks only (modes "local" and "window").
+        rotary: cosines and sines of the new tokens' positions, where the module was passed them.
+        position_ids: of the new tokens, likewise.
         cache_layer: where the tokens are cached, if they are.
-        in_stores: the cache layer is stored by groups.
-        owner: the adapter.
-        classes: of the layer's heads, where they do not all attend alike; memberships have the columns that they name.
-        reads: bool ``(B, T, K)``, the groups whose keys the new tokens attend to, where these are not their own.
-        groups_each: every token seen is in exactly this many groups; ``None`` if that is not known.
-        attention_observer: told query, key, scale and memberships of the call, see `observe_attention`.
-        paged: set in continuous batching; memberships are then those of the new tokens alone.
+        ranking: int16 ``(B, T, K)``, groups of each new token, the best first: of a routing that all heads share.
+        soft: set in training.
+        owner: of what is remembered beside the cache.
+        memory: what is, of the cached tokens.
+        untouched: the cache is as it was left then.
+        groups: what was found out about the keys of all tokens, to be remembered: with cells their groups, uint8 ``(B,
+            H_kv, S)``; otherwise the ranking of all tokens.
+        complete: it is known of every token.
+        paged: set in continuous batching.
     """
 
+    router: FocusLayer
+    adapter: str
     pattern: Pattern
-    memberships: Tensor
-    top_k: int
-    path: str = "auto"
-    kernel: Kernel | None = None
-    soft: SoftGate | None = None
+    hidden: Tensor
+    seen: int
+    dense: bool = False
+    alone: bool = False
+    rotary: tuple[Tensor, Tensor] | None = None
+    position_ids: Tensor | None = None
     cache_layer: Any = None
-    in_stores: bool = False
+    ranking: Tensor | None = None
+    soft: SoftGate | None = None
     owner: object = None
-    classes: HeadClasses | None = None
-    reads: Tensor | None = None
-    groups_each: int | None = None
-    attention_observer: Callable[[Tensor, Tensor, float, Tensor], None] | None = None
+    memory: Memory | None = None
+    untouched: bool = False
+    groups: Tensor | None = None
+    complete: bool = False
     paged: PagedCall | None = None
 
 
-@dataclass(frozen=True)
-class OneTokenRouting:
-    """A `Routing` of one new token for each sequence, in a layer in plain storage, by the numbers of groups.
+_CURRENT: ContextVar[dict[int, Call] | None] = ContextVar("focus_call", default=None)
 
-    Args:
-        token: the groups of all tokens, and what the new ones read.
-        pattern, cache_layer, classes, groups_each: as in `Routing`.
-        spelled_out: makes it one.
-    """
-
-    token: OneToken
-    pattern: Pattern
-    cache_layer: Any
-    classes: HeadClasses | None
-    groups_each: int
-    spelled_out: Callable[[], Routing]
+#: While torch.compile traces (one call at a time), where there are no context variables.
+_TRACED: dict[int, Call] = {}
 
 
-class Dense(Enum):
-    """Of a call that attends to everything: the base model's own attention answers it."""
+def begin(router: FocusLayer, call: Call | None) -> None:
+    """The call that this thread (or task) now makes of a module; whatever an interrupted one left is forgotten."""
+    if torch.compiler.is_compiling():
+        if call is None:
+            _TRACED.pop(id(router), None)
+        else:
+            _TRACED[id(router)] = call
+        return
+    if call is None and not _CURRENT.get():
+        return
+    _CURRENT.set(None if call is None else {id(router): call})
 
-    CALL = "dense"
 
-
-def groups_each(top_k: int, classes: Sequence[HeadClass] | None, reads: Tensor | None) -> int | None:
-    """In how many groups each new token of a call is, as `Routing.groups_each` has it.
-
-    Args:
-        top_k: of the adapter.
-        classes: of the layer's heads, where they do not all attend alike.
-        reads: set with routing per head: a token is then in one group of each head.
-    """
-    if reads is not None:
-        return 1
-    return top_k if classes is None else None
+def current(router: FocusLayer) -> Call | None:
+    """The call that this thread makes of a module, if it is routed."""
+    if torch.compiler.is_compiling():
+        return _TRACED.get(id(router))
+    calls = _CURRENT.get()
+    return None if calls is None else calls.get(id(router))
 
 
 class RoutedConfig:
-    """An attention module's own config for the length of one call, naming our function and carrying the routing.
+    """An attention module's own config, which names our function while a call of the module is routed."""
 
-    The attention interface passes no hidden states, but it does pass the module; the base model's config, and with
-    it the way masks are made, stays as it is.
-    """
+    def __init__(self, config: Any, router: FocusLayer) -> None:
+        self.__dict__["original"], self.__dict__["router"] = config, router
 
-    _attn_implementation = "focus"
-
-    def __init__(self, config: Any, routing: Routing | OneTokenRouting) -> None:
-        self.original = config
-        self.routing = routing
+    @property
+    def _attn_implementation(self) -> str:
+        call = current(self.router)
+        return self.original._attn_implementation if call is None or call.dense else "focus"
 
     def __getattr__(self, name: str) -> Any:
+        if name in ("original", "router"):  # while it is copied or unpickled
+            raise AttributeError(name)
         return getattr(self.original, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self.original, name, value)

@@ -14,7 +14,7 @@ from peft.config import PeftConfig
 from peft.utils import WEIGHTS_NAME, PeftType
 
 from ..attention import Pattern
-from ..records.adapter_files import CONFIG_FILE, WEIGHTS_FILE, check_weights, refuse_pickles
+from ..records.adapter_files import CONFIG_FILE, WEIGHTS_FILE, check_adapter, refuse_pickles
 from ..setting_rules import FORMAT_VERSION
 from ..settings import FocusSettings
 
@@ -59,15 +59,17 @@ class FocusConfig(PeftConfig, FocusSettings):
         exclude_modules (`list[str]` or `str`, *optional*): Attention modules to leave alone.
         include_sliding_layers (`bool`): Also route layers whose attention is local by design (sliding window). Their
             sinks act only while they are inside that window.
-        routing (`str`): ``"shared"``, one routing for all heads of a layer (the paper's), or ``"per_head"``: each
-            key/value head with groups has centroids of its own, a token belongs to one group as a key and reads
-            ``top_k`` groups as a query. Such adapters are fitted (`focus-hf fit`), not trained by gradient.
-        head_patterns (`dict[str, dict]`, *optional*): How single key/value heads attend, by ``"LAYER.HEAD"``:
-            ``{"attend": "groups", "top_k": 4, "local_window": 64}``, ``{"attend": "window", "local_window": 128}`` or
-            ``{"attend": "everything"}``. What is left out is as for all others, which attend by groups.
-        budgets (`dict[str, dict]`, *optional*): Other ``head_patterns`` for the same centroids, by the share of pairs
-            that they attend, to be chosen with ``focus_hf.set_routing(model, pairs=...)``.
-        key_value_heads (`int`, *optional*): Key/value heads of a layer, filled in where heads have patterns.
+        routing (`str`): ``"shared"``, one routing for all heads of a layer (the paper's), or ``"cells"``: each key/value
+            head groups its keys by content, and a query reads groups at distances. Such adapters are fitted
+            (`focus-hf fit`), not trained by gradient.
+        num_bands (`int`): With cells: bands of distance beyond the window, which double; the last one is open.
+        threshold (`float`): With cells: the dial. A query reads the cells whose share of its attention, for each position
+            of their band, has a logarithm above it; lower reads more.
+        pairs (`float`, *optional*): With cells: the share of pairs to attend to, in the place of a threshold; changed
+            with ``focus_hf.set_routing(model, pairs=...)``.
+        pairs_curves (`dict[str, list]`, *optional*): With cells: by position, points ``[threshold, share of pairs]`` that
+            were measured when the adapter was fitted.
+        key_value_heads, query_heads, head_dim (`int`, *optional*): With cells: the heads of a layer, filled in.
         hidden_size (`int`, *optional*): Width of the base model. Filled in when the adapter is added to a model and
             checked when it is loaded onto another.
         layers (`list[int]`, *optional*): Indices of the routed layers, filled in and checked likewise.
@@ -95,31 +97,32 @@ class FocusConfig(PeftConfig, FocusSettings):
 
     @property
     def pattern(self) -> Pattern:
-        """Window, sinks and dense start, as attention takes them."""
-        return Pattern(self.local_window, self.sink_tokens, self.dense_below)
+        """Window, sinks, dense start and bands, as attention takes them."""
+        bands = self.num_bands if self.by_cells else 1
+        return Pattern(self.local_window, self.sink_tokens, self.dense_below, bands)
 
     @classmethod
     def from_pretrained(
         cls, pretrained_model_name_or_path: str, subfolder: str | None = None, **kwargs: Any
     ) -> FocusConfig:
-        """Read the configuration in a folder or on the Hub, and check the weights beside it.
+        """Read the configuration in a folder or on the Hub; with weights beside it, check the whole adapter.
 
         PEFT calls this before it loads the weights: here their file still has a name, and nothing has been added to
         the model.
 
         Raises:
-            ValueError: the configuration is out of range, or the weights are not what it says, or a pickle.
+            ValueError: the configuration is out of range, the weights are not what it says, or a pickle.
         """
+        hub_arguments, _, _ = cls._split_kwargs(kwargs)
+        weights = _find_weights(pretrained_model_name_or_path, subfolder, hub_arguments)
         try:
             config = super().from_pretrained(pretrained_model_name_or_path, subfolder=subfolder, **kwargs)
         except ValueError as error:
             if not str(error).startswith(CONFIG_FILE):
                 raise
             raise ValueError(f"{Path(pretrained_model_name_or_path, subfolder or '')}/{error}") from None
-        hub_arguments, _, _ = cls._split_kwargs(kwargs)
-        weights = _find_weights(pretrained_model_name_or_path, subfolder, hub_arguments)
-        if weights is not None and config.layers is not None:
-            check_weights(weights, config)
+        if weights is not None:
+            check_adapter(weights.parent)
         return config
 
 

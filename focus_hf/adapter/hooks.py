@@ -6,26 +6,39 @@ from collections.abc import Collection, Iterable
 from inspect import signature
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from .. import routing
+from ..attention import HARD_GATE
 from ..escape import shown
-from .cache import find_cache
-from .call import Dense, OneTokenRouting, RoutedConfig, Routing
-from .continuous import route_pages
+from .balance import balanced_assignments
+from .call import Call, RoutedConfig, SoftGate, begin, current
+from .decide import is_soft, pattern_in_mode
 from .discovery import slot_by_call
+from .engines.continuous import find_pages, route_pages
 from .layer import FocusLayer
-from .one_token import route_one_token
-from .pages import find_pages
-from .route import route
+from .masks import valid_tokens
+from .remembered import cache_layer, find_cache, recall, remember, tokens_seen
+from .routers import earlier_ranking, rank_groups
 
 
-def add_hooks(attention: nn.Module, router: FocusLayer) -> None:
-    """Let an attention module follow a router until `FocusLayer.remove`."""
+def add_hooks(attention: Any, router: FocusLayer) -> None:
+    """Let an attention module follow a router until `remove_hooks`."""
     hooks = _Hooks(router, attention)
+    attention.config = RoutedConfig(attention.config, router)
     router.hooks = [
         attention.register_forward_pre_hook(hooks.before, with_kwargs=True),
         attention.register_forward_hook(hooks.after, always_call=True),
     ]
+
+
+def remove_hooks(attention: Any, router: FocusLayer) -> None:
+    """The attention module as it was before `add_hooks`."""
+    for handle in router.hooks:
+        handle.remove()
+    if isinstance(attention.config, RoutedConfig):
+        attention.config = attention.config.original
 
 
 def refuse_mixed_batch(names: Iterable[str] | None, active: Collection[str]) -> None:
@@ -50,46 +63,106 @@ class _Hooks:
         self.slot_by_call = slot_by_call(attention)
 
     def before(self, attention: Any, args: tuple, kwargs: dict[str, Any]) -> None:
-        hidden_states = args[0] if args else kwargs["hidden_states"]
-        call: Routing | OneTokenRouting | Dense | None = self._one_token(hidden_states, args, kwargs)
-        if call is None:
-            call = self._tokens(attention, hidden_states, args, kwargs)
-        if call is not None and call is not Dense.CALL:
-            _set_config(attention, RoutedConfig(attention.config, call))
+        begin(self.router, None)  # should this raise, the call before it is over all the same
+        begin(self.router, self._call(attention, args, kwargs))
 
-    def _one_token(self, hidden_states: Tensor, args: tuple, kwargs: dict[str, Any]) -> OneTokenRouting | Dense | None:
-        """The short way of what happens most: one new token of each sequence, and nothing else to be heeded."""
-        if hidden_states.shape[1] != 1 or self.slot_by_call is not None or kwargs.get("attention_mask") is not None:
+    def _call(self, attention: Any, args: tuple, kwargs: dict[str, Any]) -> Call | None:
+        router, hidden = self.router, args[0] if args else kwargs["hidden_states"]
+        if find_pages(kwargs) is not None:  # also where nothing is routed: its tokens are then known to have no groups
+            return route_pages(router, hidden, kwargs)
+        name = router.routing_adapter
+        if name is None or router.mode == "dense":
             return None
+        refuse_mixed_batch(kwargs.get("adapter_names"), [name])
         cache = find_cache((*args, *kwargs.values()))
-        if cache is None or kwargs.get("adapter_names") is not None:
+        layer = None
+        if cache is not None:
+            layer = cache_layer(cache, router.layer_idx if self.slot_by_call is None else self._slot(attention, args, kwargs))
+        call = self._start(name, hidden, layer, kwargs)
+        mask = kwargs.get("attention_mask")
+        if is_soft(router, name, cached_tokens=call.seen) and call.seen + hidden.shape[1] > call.pattern.dense_length:
+            call.soft, call.dense = self._soft(call, mask), False
+            return call
+        if router.is_observed:
+            call.dense = False
+        if call.dense and layer is None:
             return None
-        return route_one_token(self.router, hidden_states, cache)
+        self._rank(call)
+        return call
 
-    def _tokens(self, attention: Any, hidden_states: Tensor, args: tuple, kwargs: dict[str, Any]) -> Routing | None:
-        adapter_name = self.router.routing_adapter
-        paged = find_pages(kwargs) is not None
-        if (adapter_name is None or self.router.mode == "dense") and not paged:
-            return None
-        if paged:  # also where nothing is routed: its tokens are then known to have no groups
-            return route_pages(self.router, hidden_states, kwargs)
-        refuse_mixed_batch(kwargs.get("adapter_names"), [str(adapter_name)])
-        cache = find_cache((*args, *kwargs.values()))
-        slot = self.router.layer_idx if self.slot_by_call is None else self._slot(attention, args, kwargs)
-        return route(self.router, str(adapter_name), hidden_states, cache, slot, kwargs.get("attention_mask"))
+    def _start(self, name: str, hidden: Tensor, layer: Any, kwargs: dict[str, Any]) -> Call:
+        router = self.router
+        config, owner = router.configs[name], router.owner_of_groups(name)
+        pattern, alone = pattern_in_mode(config, router.mode, router.window)
+        memory, untouched, seen = None, False, 0
+        if layer is not None:
+            memory, untouched = recall(layer, owner)
+            seen = memory.length if memory is not None and untouched else tokens_seen(layer)
+            _refuse_whole_cache(router, layer, seen)
+        everything = config.is_dense and not alone
+        dense = everything or seen + hidden.shape[1] <= pattern.dense_length
+        rotary, position_ids = kwargs.get("position_embeddings"), kwargs.get("position_ids")
+        return Call(
+            *(router, name, pattern, hidden, seen, dense, alone),
+            rotary=tuple(rotary) if isinstance(rotary, tuple | list) and len(rotary) == 2 else None,
+            position_ids=position_ids if isinstance(position_ids, Tensor) else None,
+            cache_layer=layer,
+            owner=owner,
+            memory=memory,
+            untouched=untouched,
+        )
+
+    @torch.no_grad()
+    def _rank(self, call: Call) -> None:
+        """Rank the groups of the new tokens, for a routing that all heads share."""
+        if call.router.configs[call.adapter].by_cells or (call.alone and call.cache_layer is None):
+            return
+        scores, balance = call.router(call.hidden, call.adapter)
+        call.ranking = rank_groups(scores, balance)
+        if call.router.observer is not None:
+            top_k = call.router.configs[call.adapter].top_k
+            call.router.observer(call.router, scores, routing.hard_memberships(scores, balance, top_k))
+
+    def _soft(self, call: Call, mask: Any) -> SoftGate:
+        """Training. A cache remembers the groups that inference would have."""
+        router, config = call.router, call.router.configs[call.adapter]
+        scores, balance = router(call.hidden, call.adapter)
+        assignments = balanced_assignments(router, call.adapter, scores, balance, valid_tokens(mask))
+        call.ranking = rank_groups(scores.detach(), balance)
+        hard = routing.hard_memberships(scores.detach(), balance, config.top_k)
+        if router.observer is not None:
+            router.observer(router, scores.detach(), hard)
+        if config.straight_through or config.gate == HARD_GATE:
+            assignments = routing.straight_through(hard, assignments)
+        strength = config.gate_strength if router.gate_strength is None else router.gate_strength
+        return SoftGate(assignments, config.gate, strength)
 
     def _slot(self, attention: Any, args: tuple, kwargs: dict[str, Any]) -> int:
         assert self.slot_by_call is not None
         return self.slot_by_call(attention, signature(attention.forward).bind_partial(*args, **kwargs).arguments)
 
     def after(self, attention: Any, args: tuple, output: Any) -> None:
-        if isinstance(attention.config, RoutedConfig):
-            _set_config(attention, attention.config.original)
+        call = current(self.router)
+        begin(self.router, None)
+        if call is None or call.cache_layer is None or output is None:
+            return
+        if call.ranking is not None and call.groups is None:
+            keys = getattr(call.cache_layer, "keys", None)
+            known = isinstance(keys, Tensor) and keys.dim() == 4
+            call.groups = torch.cat([earlier_ranking(call, keys if known else call.ranking[:, None]), call.ranking], dim=1)
+            call.complete = not call.seen or (call.untouched and call.memory is not None and call.memory.complete)
+        remember(call.cache_layer, call.owner, call.groups, call.seen + call.hidden.shape[1], call.complete)
 
 
-def _set_config(attention: Any, config: Any) -> None:
-    """``attention.config = config`` without torch's search among parameters and modules, for every call."""
-    if "config" in attention.__dict__:
-        attention.__dict__["config"] = config
-    else:
-        attention.config = config
+def _refuse_whole_cache(router: FocusLayer, layer: Any, seen: int) -> None:
+    """A sliding layer's mask over a cache that keeps everything cannot be told from one that hides padding.
+
+    Raises:
+        ValueError: the call would continue such a cache.
+    """
+    if getattr(layer, "is_sliding", False) or not router.slides or not seen:
+        return
+    raise ValueError(
+        f"{router.name} has a sliding window, and this cache keeps everything: Focus cannot continue it. Use the "
+        "model's own cache, DynamicCache(config=model.config)."
+    )

@@ -8,27 +8,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from ..attention import (
-    HARD_GATE,
-    Kernel,
-    Problem,
-    Scores,
-    credit_memberships,
-    focus_attention,
-    gated_attention,
-    masked_attention,
-)
-from ..ranks import GradientsOfAllParts, several, split_over
-from .call import OneTokenRouting, RoutedConfig, Routing, SoftGate
-from .continuous import attend_pages
+from ..attention import Scores, masked_attention
+from .attend import routed_attention
+from .call import RoutedConfig, current
 from .discovery import INDICES
-from .hard import attend_new_token, hard_attention
-from .heads import classes_of_part
-from .masks import added_to_scores, allowed_pairs, causal_mask, problem_of
+from .engines.continuous import attend_pages
+from .masks import Asked, added_to_scores, allowed_pairs, causal_mask
 
 
 def focus_attention_forward(
@@ -48,8 +36,7 @@ def focus_attention_forward(
     """Attention function registered with transformers as ``"focus"``.
 
     Args:
-        module: the attention module; its config is a `RoutedConfig` while it is routed, otherwise it gets dense
-            attention.
+        module: the attention module; without a routed call of it (`call.current`) it gets dense attention.
         query: ``(B, H, Q, D)``.
         key: ``(B, H_kv, S, D)``; a static cache passes its whole buffer.
         value: ``(B, H_kv, S, D_v)``.
@@ -70,14 +57,6 @@ def focus_attention_forward(
     for name in INDICES:
         if kwargs.get(name) is not None:
             raise NotImplementedError("Focus does not route attention layers that choose their pairs by an index.")
-    routing = module.config.routing if isinstance(module.config, RoutedConfig) else None
-    if isinstance(routing, OneTokenRouting):
-        more = attention_mask is not None or softcap is not None or s_aux is not None or sinks is not None
-        if not more and position_bias is None and not dropout:
-            output = attend_new_token(routing, _under_autocast(query, key, value), scaling)
-            if output is not None:
-                return output.transpose(1, 2).contiguous(), None
-        routing = routing.spelled_out()
     if attention_mask is not None and not isinstance(attention_mask, Tensor):
         raise NotImplementedError(
             f"Focus cannot read a {type(attention_mask).__name__} mask. Load the base model with "
@@ -86,50 +65,18 @@ def focus_attention_forward(
     scores = Scores(query.shape[-1] ** -0.5 if scaling is None else scaling, softcap, s_aux, dropout, position_bias)
     if sinks is not None:
         scores = _with_sinks(scores, sinks, query)
-    if routing is None:
+    config: Any = module.config
+    call = current(config.router) if isinstance(config, RoutedConfig) else None
+    if call is None or call.dense:
         return _dense(module, query, key, value, attention_mask, scores, kwargs)
-
     query, key, value = _under_autocast(query, key, value)
-    if several():
-        routing = _of_part(routing, key.shape[1], split_over(module))
-    if routing.attention_observer is not None:
-        routing.attention_observer(query, key, scores.scale, routing.memberships)
-    is_sliding = kwargs.get("sliding_window") is not None
-    if routing.paged is not None:
-        if scores.bias is not None or routing.paged.packed.adds_to_scores(attention_mask):
-            raise ValueError("Focus in continuous batching does not route layers that add a bias to their scores.")
-        output = attend_pages(routing, query, key, value, scores)
-    elif routing.soft is not None:
-        problem = problem_of(
-            *(query, key, value, attention_mask, routing.pattern, routing.memberships, scores),
-            groups_each=routing.groups_each,
-        )
-        output = _soft_attention(problem, routing.soft, routing.kernel)
+    if call.paged is not None:
+        output = attend_pages(call, query, key, value, attention_mask, scores)
     else:
-        output = hard_attention(routing, query, key, value, attention_mask, scores, is_sliding=is_sliding)
+        is_sliding, seen = kwargs.get("sliding_window") is not None, call.seen + query.shape[2]
+        asked = Asked.of(query, key, value, attention_mask, scores, seen=seen, is_sliding=is_sliding)
+        output = routed_attention(call, asked)
     return output.transpose(1, 2).contiguous(), None
-
-
-def _of_part(routing: Routing, key_heads: int, parts: DeviceMesh | None) -> Routing:
-    """The routing of a layer whose heads may be split over several processes, for those of this one.
-
-    Raises:
-        ValueError: the call needs all heads, or it is not known which ones are here.
-    """
-    if parts is not None and routing.attention_observer is not None:
-        raise ValueError(
-            "Under tensor parallelism attention cannot be observed: each process sees its own heads only. Load the "
-            "model without tp_plan."
-        )
-    if parts is not None and routing.soft is not None:
-        assignments = GradientsOfAllParts.apply(routing.soft.assignments, parts)
-        return replace(routing, soft=replace(routing.soft, assignments=assignments))
-    if routing.classes is None:
-        return routing
-    part = None if parts is None else (parts.get_local_rank(), parts.size())
-    # What `route` knows of a stored layer is all heads: it stays plain where they are split.
-    layer = routing.cache_layer if parts is None else None
-    return replace(routing, classes=classes_of_part(routing.classes, key_heads, part), cache_layer=layer)
 
 
 def _with_sinks(scores: Scores, sinks: Tensor, query: Tensor) -> Scores:
@@ -144,14 +91,6 @@ def _under_autocast(*tensors: Tensor) -> Sequence[Tensor]:
     if not torch.is_autocast_enabled(device):
         return tensors
     return [tensor.to(torch.get_autocast_dtype(device)) for tensor in tensors]
-
-
-def _soft_attention(problem: Problem, soft: SoftGate, kernel: Kernel | None) -> Tensor:
-    """Training: ``(B, H, T, D_v)``."""
-    if soft.name == HARD_GATE:
-        output = focus_attention(problem, kernel=kernel)
-        return credit_memberships(output, soft.assignments, problem, kernel=kernel)
-    return gated_attention(problem, soft.assignments, gate=soft.name, strength=soft.strength)
 
 
 def _dense(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -13,24 +14,46 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from .. import routing
-from ..attention import HARD_GATE, HeadClass, Kernel, Pattern, WhoAttends
+from ..attention import HARD_GATE, Kernel, Pattern, WhoAttends
+from ..routing.cells import CellRouter
 from .config import FocusConfig
 from .discovery import slides
-from .heads import HeadRouters, HeadScores, HeadView, head_scores
 
 #: Scale of fresh centroids: scores of unit-variance hidden states start with a spread of a few units.
 CENTROID_GAIN = 0.3
 
 
-#: The tensors of heads that route for themselves, as `HeadRouters` takes them.
-_OF_HEADS = ("focus_proj", "focus_query_proj", "focus_centroids", "focus_balance", "focus_query_bias")
+#: The tensors of a `CellRouter`, by its fields.
+_OF_CELLS = {
+    "key_projection": "focus_key_proj",
+    "centroids": "focus_centroids",
+    "balance": "focus_balance",
+    "query_projection": "focus_query_proj",
+    "band_projection": "focus_band_proj",
+    "cell_bias": "focus_cell_bias",
+    "offset": "focus_offset",
+}
 
-#: Those of a routing that all heads share.
-_SHARED = ("focus_proj", "focus_centroids", "focus_balance")
 
-#: Scores in the place of a layer's own, to compare the adapter with: of the layer's index, a number of heads, the
-#: place of the first new token and how many there are; float32 ``(B or 1, T, heads, K)``. See `routing_by`.
-StandIn = Callable[[int, int, int, int], Tensor]
+@dataclass(frozen=True)
+class Seen:
+    """A hard attention call, as those who observe it see it.
+
+    Args:
+        layer: of the attention module.
+        query: ``(B, H, Q, D)``, positions applied.
+        key: ``(B, H_kv, S, D)``, likewise.
+        value: ``(B, H_kv, S, D_v)``.
+        scale: factor on ``q . k``.
+        who: who may attend to whom.
+    """
+
+    layer: FocusLayer
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    scale: float
+    who: WhoAttends
 
 
 class FocusLayer(nn.Module, BaseTunerLayer):
@@ -41,54 +64,41 @@ class FocusLayer(nn.Module, BaseTunerLayer):
     order.
 
     Per adapter it holds ``focus_proj`` (``W_g``, ``(d_g, d)``), ``focus_centroids`` (``C``, ``(K, d_g)``) and
-    ``focus_balance`` (``b``, ``(K,)``; not trained by gradient). With ``routing="per_head"`` they have one dimension
-    more, the first, of the key/value heads that have groups; ``focus_proj`` is that of keys then, and
-    ``focus_query_proj`` and ``focus_query_bias`` are those of queries.
+    ``focus_balance`` (``b``, ``(K,)``; not trained by gradient); with ``routing="cells"`` the tensors of a `CellRouter`,
+    none of which is trained by gradient.
 
     Args:
         attention: the module.
         name: in the model.
         layer_idx: its number, see `discovery.layer_numbers`.
+        rotary: what makes the angles of the model's rotary positions, if anything.
     """
 
-    adapter_layer_names = ("focus_proj", "focus_centroids", "focus_query_proj")
-    other_param_names = ("focus_balance", "focus_query_bias")
+    adapter_layer_names = ("focus_proj", "focus_centroids", "focus_key_proj", "focus_query_proj", "focus_band_proj")
+    other_param_names = ("focus_balance", "focus_cell_bias", "focus_offset")
 
-    def __init__(self, attention: nn.Module, name: str, layer_idx: int) -> None:
+    def __init__(self, attention: nn.Module, name: str, layer_idx: int, rotary: nn.Module | None = None) -> None:
         super().__init__()
         self.layer_idx = layer_idx
         self.slides = slides(attention)
-        #: Later layers read this layer's keys, as in Gemma 3n: they must then stay in their order.
-        self.shares_keys = bool(getattr(getattr(attention, "config", None), "num_kv_shared_layers", 0))
         self._attention: tuple[Any] = (attention,)  # in a tuple: the parent must not become a submodule of its child
+        self._rotary: tuple[Any] = (rotary,)
         self.name = name
-        self.focus_proj = nn.ParameterDict()
-        self.focus_centroids = nn.ParameterDict()
-        self.focus_balance = nn.ParameterDict()
-        self.focus_query_proj = nn.ParameterDict()
-        self.focus_query_bias = nn.ParameterDict()
+        for kind in (*self.adapter_layer_names, *self.other_param_names):
+            setattr(self, kind, nn.ParameterDict())
         self.configs: dict[str, FocusConfig] = {}
         self.mode: str | None = None
         self.window: int | None = None  # width of mode "window"
-        self.stand_in: StandIn | None = None
         self.path = "auto"
         self.kernel: Kernel | None = None
         self.gate_strength: float | None = None
         self.balance_rate = routing.BALANCE_RATE
         self.observer: Callable[[Any, Tensor, Tensor], None] | None = None
-        self.attention_observer: Callable[[Any, Tensor, Tensor, float, Tensor], None] | None = None
-        self.pairs_observer: Callable[[WhoAttends, Sequence[HeadClass] | None], None] | None = None
+        self.attention_observers: tuple[Callable[[Seen], None], ...] = ()
         self.hooks: list[RemovableHandle] = []
         self.balance_steps: deque[Tensor] = deque(maxlen=256)  # where several processes train
         self._checked: set[str] = set()
-        self._put_together: tuple[list[int], HeadRouters] | None = None
-        #: See `one_token`; forgotten as soon as an attribute of the layer is set.
-        self.for_single_tokens: Any = None
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        """Also forget what follows from the layer's settings for single tokens."""
-        super().__setattr__(name, value)
-        self.__dict__["for_single_tokens"] = None
+        self._cells: tuple[Any, CellRouter] | None = None
 
     # -- PEFT ------------------------------------------------------------------------------------------------------
 
@@ -110,17 +120,16 @@ class FocusLayer(nn.Module, BaseTunerLayer):
         An adapter that is about to be loaded starts as NaN, so that a tensor missing from the file is noticed.
         """
         self.configs[adapter_name] = config
-        for kind, shape in config.tensor_shapes(self.layer_idx).items():
-            tensor = torch.zeros(shape)
+        for kind, shape in config.tensor_shapes().items():
+            tensor = torch.zeros(shape, dtype=torch.float16 if config.by_cells else torch.float32)
             if kind in self.adapter_layer_names:
                 if config.inference_mode:
                     tensor.fill_(float("nan"))
-                elif kind == "focus_centroids":
-                    for centroids in tensor.view(-1, *shape[-2:]):
-                        nn.init.orthogonal_(centroids, gain=CENTROID_GAIN)
+                elif kind == "focus_centroids" and not config.by_cells:
+                    nn.init.orthogonal_(tensor, gain=CENTROID_GAIN)
                 else:
                     nn.init.normal_(tensor, std=shape[-1] ** -0.5)
-            learned = kind in self.adapter_layer_names
+            learned = kind in self.adapter_layer_names and not config.by_cells
             getattr(self, kind)[adapter_name] = nn.Parameter(tensor, requires_grad=learned)
         self._move_adapter_to_device_of_base_layer(adapter_name)
         self.set_adapter(self.active_adapters, inference_mode=config.inference_mode)
@@ -146,9 +155,10 @@ class FocusLayer(nn.Module, BaseTunerLayer):
 
     def set_adapter(self, adapter_names: str | list[str], inference_mode: bool = False) -> None:
         super().set_adapter(adapter_names, inference_mode=inference_mode)
-        for kind in self.other_param_names:
-            for tensor in getattr(self, kind).values():
-                tensor.requires_grad_(False)
+        for kind in (*self.adapter_layer_names, *self.other_param_names):
+            for name, tensor in getattr(self, kind).items():
+                if kind in self.other_param_names or self.configs[name].by_cells:
+                    tensor.requires_grad_(False)
 
     def delete_adapter(self, adapter_name: str) -> None:
         super().delete_adapter(adapter_name)
@@ -160,11 +170,6 @@ class FocusLayer(nn.Module, BaseTunerLayer):
             "A Focus adapter changes which tokens attend to each other, not the weights, so it cannot be merged. "
             "Use unload() to get the base model back."
         )
-
-    def remove(self) -> None:
-        """Take the hooks off the attention module."""
-        for handle in self.hooks:
-            handle.remove()
 
     # -- routing ---------------------------------------------------------------------------------------------------
 
@@ -219,46 +224,40 @@ class FocusLayer(nn.Module, BaseTunerLayer):
         )
         return scores, self.focus_balance[adapter_name].detach().float().clone()
 
-    def balanced_scores(self, tokens: Tensor, adapter_name: str) -> Tensor:
-        """The scores of single tokens ``(B, d)`` with the balance potentials added: float32 ``(B, K)``.
+    @property
+    def is_observed(self) -> bool:
+        """Whether somebody is told of what the layer does."""
+        return self.observer is not None or bool(self.attention_observers)
 
-        Parameters are not checked here.
-        """
-        kinds: dict[str, Any] = self._modules  # without torch's search among names
-        proj, centroids, balance = (kinds[kind]._parameters[adapter_name] for kind in _SHARED)
-        return routing.balanced_scores(tokens, proj, centroids, self.configs[adapter_name].temperature, balance)
+    @property
+    def rotary(self) -> nn.Module | None:
+        """What makes the angles of the model's rotary positions, if anything."""
+        return self._rotary[0]
 
-    def head_scores(self, hidden_states: Tensor, adapter_name: str) -> HeadScores | None:
-        """Scores of every token for every head with groups, for an adapter with ``routing="per_head"``.
-
-        Returns:
-            ``None`` in a layer without groups.
-        """
-        if adapter_name not in self.focus_proj:
-            return None
-        return head_scores(hidden_states, self.head_routers(adapter_name))
-
-    def head_routers(self, adapter_name: str) -> HeadRouters:
-        """Its tensors, put together once for each place in memory that they have."""
-        kinds: dict[str, Any] = self._modules  # without torch's search among names, here and below
-        tensors: list[Any] = [kinds[kind]._parameters[adapter_name] for kind in _OF_HEADS]
-        temperature, kept = self.configs[adapter_name].temperature, self._put_together
-        may_keep = not torch.is_grad_enabled() and not torch.compiler.is_compiling()
-        is_same = kept is not None and may_keep and kept[1].temperature == temperature
-        if is_same and kept is not None and kept[0] == [tensor.data_ptr() for tensor in tensors]:
+    def cell_router(self, adapter_name: str) -> CellRouter:
+        """The tensors of an adapter with ``routing="cells"``, float32, put together once for what they are now."""
+        kinds: dict[str, Any] = self._modules  # without torch's search among names, in every call
+        tensors = {field: kinds[kind]._parameters[adapter_name] for field, kind in _OF_CELLS.items()}
+        if torch.compiler.is_compiling():
+            return CellRouter(**{field: tensor.detach().float() for field, tensor in tensors.items()})
+        state = [(t.data_ptr(), 0 if t.is_inference() else t._version) for t in tensors.values()]
+        kept = self._cells
+        if kept is not None and kept[0] == (adapter_name, state):
             return kept[1]
         self.check_finite(adapter_name)
-        routers = HeadRouters.of(tensors, temperature)
-        if may_keep and all(type(tensor) is nn.Parameter and tensor.dtype == torch.float32 for tensor in tensors):
-            self.__dict__["_put_together"] = [tensor.data_ptr() for tensor in tensors], routers
-        return routers
+        with torch.inference_mode(False):
+            router = CellRouter(**{field: tensor.detach().float() for field, tensor in tensors.items()})
+        self._cells = (adapter_name, state), router
+        return router
 
-    def head_view(self, head: int, reads: Tensor) -> HeadView:
-        """What observers are told in the place of this layer, for a key/value head that routes by itself."""
-        config = self.routing_config
-        if config.head_pattern(self.layer_idx, head).attend != "groups":
-            reads = torch.zeros_like(reads)
-        return HeadView(f"{self.name}.{head}", self.layer_idx, head, config, reads)
+    def owner_of_groups(self, adapter_name: str) -> object:
+        """What the groups of keys depend on, besides the keys: another adapter, or other tensors, is another owner."""
+        config, kinds = self.configs[adapter_name], self._modules
+        names = ("focus_key_proj" if config.by_cells else "focus_proj", "focus_centroids", "focus_balance")
+        tensors: list[Any] = [kinds[name]._parameters[adapter_name] for name in names]  # type: ignore[union-attr]
+        if torch.compiler.is_compiling():
+            return adapter_name
+        return adapter_name, *((t.data_ptr(), 0 if t.is_inference() else t._version) for t in tensors)
 
     def check_finite(self, adapter_name: str) -> None:
         """Once per adapter: damaged or missing tensors must not quietly route at random."""
@@ -285,11 +284,10 @@ class FocusLayer(nn.Module, BaseTunerLayer):
         """
         if not torch.is_grad_enabled():
             return False
-        centroids = self.focus_centroids.get(adapter_name)
-        if centroids is None or not centroids.requires_grad:
-            return False
         config = self.configs[adapter_name]
-        return self.training or (starts and config.plain and config.gate == HARD_GATE)
+        if config.by_cells or not self.focus_centroids[adapter_name].requires_grad:
+            return False
+        return self.training or (starts and config.gate == HARD_GATE)
 
     def extra_repr(self) -> str:
         return ", ".join(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,8 +19,19 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from ..escape import one_line
-from ..records.adapter_files import ROUTER, WEIGHTS_FILE, AdapterFileError, check_tensors, refuse_pickles
+from ..records.adapter_files import (
+    CONFIG_FILE,
+    LARGEST,
+    ROUTER,
+    WEIGHTS_FILE,
+    AdapterFileError,
+    check_adapter,
+    check_numbers,
+    check_tensors,
+    refuse_pickles,
+)
 from .config import FocusConfig
+from .hooks import remove_hooks
 from .layer import FocusLayer
 from .names import base_prefix, plain_name, unwrapped
 
@@ -70,6 +82,8 @@ def load_own_tensors(
         )
     source = (checkpoint_files or [_source(config)])[0]
     try:
+        if checkpoint_files and (Path(source).parent / CONFIG_FILE).is_file():
+            check_adapter(Path(source).parent)
         if state_dict is None:
             state_dict = read_weights(source)
         tensors = tensors_for(model, adapter_name, state_dict, source)
@@ -126,13 +140,8 @@ def tensors_for(
             )
         if target in found:
             raise AdapterFileError(f"{source} holds {name} twice, under two names; download or save it again.")
-        if tensor.dtype not in _DTYPES:
-            raise AdapterFileError(
-                f"{source}: {name} has type {str(tensor.dtype).removeprefix('torch.')}, expected floating point; "
-                "download or save it again."
-            )
-        if not bool(torch.isfinite(tensor).all()):
-            raise AdapterFileError(f"{source}: {name} holds NaN or infinity; its training diverged, train it again.")
+        are_finite = bool((tensor.abs() <= LARGEST[config.by_cells]).all()) if tensor.dtype in _DTYPES else None
+        check_numbers(name, str(tensor.dtype).removeprefix("torch."), are_finite, source)
         found[target] = tensor
     if missing := sorted(own.values() - found.keys()):
         raise AdapterFileError(f"{source} lacks {missing[0]}; it is incomplete, download it again.")
@@ -167,8 +176,8 @@ def read_weights(path: str) -> dict[str, Tensor]:
 
 def awaits_weights(model: nn.Module, adapter_name: str) -> bool:
     """Whether an adapter was added to be loaded and has not been: `FocusLayer` starts such a one as NaN."""
-    layers = [m for m in model.modules() if isinstance(m, FocusLayer) and adapter_name in m.focus_proj]
-    return all(p.is_meta or not bool(torch.isfinite(p).any()) for p in (m.focus_proj[adapter_name] for m in layers))
+    layers = [m for m in model.modules() if isinstance(m, FocusLayer) and adapter_name in m.focus_centroids]
+    return all(p.is_meta or not bool(torch.isfinite(p).any()) for p in (m.focus_centroids[adapter_name] for m in layers))
 
 
 def take_out(model: Any, adapter_name: str) -> None:
@@ -179,7 +188,7 @@ def take_out(model: Any, adapter_name: str) -> None:
         if isinstance(router, FocusLayer) and adapter_name in router.configs:
             router.delete_adapter(adapter_name)
             if not router.configs:
-                router.remove()
+                remove_hooks(attention, router)
                 delattr(attention, ROUTER)
     base.peft_config.pop(adapter_name, None)
     if not base.peft_config:

@@ -3,68 +3,103 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers.masking_utils import causal_mask_function, flash_attention_mask, sdpa_mask
 
-from ..attention import EVERY, PADDING, Known, Pattern, Problem, Scores, WhoAttends, count_up
+from ..attention import PADDING, Pattern, Problem, Scores, WhoAttends
+from ..attention.definition import EVERY
 
 
-def problem_of(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    pattern: Pattern,
-    memberships: Tensor,
-    scores: Scores,
-    *,
-    is_sliding: bool = False,
-    groups_each: int | None = None,
-) -> Problem:
-    """The attention problem that a model poses with these tensors, under whatever mask it made.
+@dataclass(frozen=True)
+class Asked:
+    """What a model asks attention for, cut to the tokens that there are.
 
     Args:
         query: ``(B, H, Q, D)``.
-        key: ``(B, H_kv, S, D)``; a static cache returns unused room after the tokens seen, a sliding one has dropped
-            the oldest.
+        key: ``(B, H_kv, S, D)``.
         value: ``(B, H_kv, S, D_v)``.
-        mask: see `read_mask`. What an additive one adds to the scores of pairs that it allows becomes part of their
-            bias.
-        pattern: window, sinks, dense start.
-        memberships: ``(B, tokens seen, K)`` bool.
+        mask: see `read_mask`.
         scores: how they are made.
+        dropped: older tokens that a sliding cache no longer holds.
         is_sliding: the mask is that of a sliding window.
-        groups_each: every token is in exactly this many groups; ``None`` if that is not known.
     """
-    seen, dropped = memberships.shape[1], 0
-    if key.shape[2] > seen:
-        key, value = key[:, :, :seen], value[:, :, :seen]
-        mask = mask[..., :seen] if mask is not None else None
-        scores = scores.part(EVERY, slice(seen))
-    elif key.shape[2] < seen or mask is not None or scores.bias is not None:
-        dropped = seen - key.shape[2]
-        memberships = memberships[:, dropped:]
-        mask = mask[..., -key.shape[2] :] if mask is not None else None
-        scores = scores.part(EVERY, slice(-key.shape[2], None))
-    if (added := added_to_scores(mask)) is not None:
-        scores = replace(scores, bias=added if scores.bias is None else scores.bias + added)
-    positions, documents, extra_mask = read_mask(mask, query, key.shape[2], dropped=dropped, is_sliding=is_sliding)
-    documents_each = 1 if documents is None else int((positions == 0).sum(dim=1).max())
-    known = Known(groups_each, documents_each, unpadded=mask is None, first_position=dropped)
-    who = WhoAttends(pattern, positions, memberships, documents, extra_mask, known=known)
-    return Problem(query, key, value, who, scores)
 
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    mask: Tensor | None
+    scores: Scores
+    dropped: int
+    is_sliding: bool
 
-def with_reads(problem: Problem, reads: Tensor | None) -> Problem:
-    """The problem with the groups that its queries read, bool ``(B, Q, K)``; earlier tokens ask no more."""
-    if reads is None:
-        return problem
-    earlier = reads.new_zeros(reads.shape[0], problem.num_keys - reads.shape[1], reads.shape[2])
-    return replace(problem, who=replace(problem.who, reads=torch.cat([earlier, reads], dim=1)))
+    @classmethod
+    def of(
+        cls,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        scores: Scores,
+        *,
+        seen: int,
+        is_sliding: bool = False,
+    ) -> Asked:
+        """Cut what is unused: a static cache returns room after the tokens seen, a sliding one has dropped the oldest.
+
+        Args:
+            query, key, value: as the model passes them.
+            mask: whatever the model made.
+            scores: how they are made.
+            seen: tokens so far, the new ones included.
+            is_sliding: the mask is that of a sliding window.
+        """
+        dropped = 0
+        if key.shape[2] > seen:
+            key, value = key[:, :, :seen], value[:, :, :seen]
+            mask = mask[..., :seen] if mask is not None else None
+            scores = scores.part(EVERY, slice(seen))
+        elif key.shape[2] < seen or mask is not None or scores.bias is not None:
+            dropped = seen - key.shape[2]
+            mask = mask[..., -key.shape[2] :] if mask is not None else None
+            scores = scores.part(EVERY, slice(-key.shape[2], None))
+        return cls(query, key, value, mask, scores, dropped, is_sliding)
+
+    def query_positions(self) -> Tensor:
+        """Positions of the queries, as `read_mask` has them, without looking at any: int64 ``(B, Q)``."""
+        num_queries, mask = self.query.shape[2], self.mask
+        if mask is None or (mask.dim() == 4 and self.is_sliding):
+            last = torch.arange(self.key.shape[2], device=self.query.device)[-num_queries:] + self.dropped
+            return last.expand(self.query.shape[0], -1)
+        if mask.dim() == 2:
+            return _positions(mask.bool(), self.dropped)[:, -num_queries:]
+        positions = allowed_pairs(mask)[:, 0].sum(dim=-1) - 1 + self.dropped
+        return positions.expand(self.query.shape[0], -1)
+
+    def problem(self, pattern: Pattern, groups: Tensor, reads: Tensor, memberships: Tensor | None) -> Problem:
+        """The attention problem that this is.
+
+        What an additive mask adds to the scores of pairs that it allows becomes part of their bias.
+
+        Args:
+            pattern: window, sinks, dense start, bands.
+            groups, reads, memberships: see `WhoAttends`; one head may stand for all.
+        """
+        scores, kv_heads = self.scores, self.key.shape[1]
+        if (added := added_to_scores(self.mask)) is not None:
+            scores = replace(scores, bias=added if scores.bias is None else scores.bias + added)
+        num_keys = self.key.shape[2]
+        positions, documents, extra_mask = read_mask(
+            self.mask, self.query, num_keys, dropped=self.dropped, is_sliding=self.is_sliding
+        )
+        groups, reads = groups.expand(-1, kv_heads, -1), reads.expand(-1, kv_heads, -1, -1, -1)
+        first = self.dropped if self.mask is None else None
+        pattern = replace(pattern, num_bands=reads.shape[-1])
+        who = WhoAttends(pattern, positions, groups, reads, documents, extra_mask, first, memberships)
+        return Problem(self.query, self.key, self.value, who, scores)
 
 
 def read_mask(
@@ -91,7 +126,7 @@ def read_mask(
     """
     batch, num_queries = query.shape[0], query.shape[2]
     if mask is None:
-        index = count_up(num_keys, like=query)
+        index = torch.arange(num_keys, device=query.device)
         return (index + dropped if dropped else index).expand(batch, num_keys), None, None
     if mask.dim() == 2:
         return _positions(mask.bool(), dropped), None, None

@@ -11,13 +11,15 @@ from peft.config import PeftConfig
 from peft.tuners.tuners_utils import BaseTuner, check_target_module_exists
 from torch import Tensor, nn
 
+from ..escape import one_line, shown
 from ..records.adapter_files import HUB_TAG, ROUTER, AdapterFileError
 from .discovery import input_width, layer_numbers
-from .heads import check_heads, key_value_heads
-from .hooks import add_hooks, refuse_mixed_batch
+from .head_shape import head_shape
+from .hooks import add_hooks, refuse_mixed_batch, remove_hooks
 from .layer import FocusLayer
 from .loading import awaits_weights, guard, remove_guard, take_out, tensors_for
 from .pins import warn_if_other_base
+from .rotation import find_rotary
 from .targets import find_targets, without_patterns
 
 
@@ -57,16 +59,16 @@ class FocusModel(BaseTuner):
         layers = sorted(self._numbers[name] for name in targets)
         name = getattr(model, "name_or_path", "") or type(model).__name__
         facts: dict[str, Any] = {"hidden_size": self._hidden_size, "layers": layers}
-        if not peft_config.plain:
-            facts["key_value_heads"] = key_value_heads(list(targets.values()))
-            check_heads(peft_config, facts["key_value_heads"])
+        if peft_config.by_cells:
+            facts |= head_shape(list(targets.values()))
         for field, found in facts.items():
             expected = getattr(peft_config, field)
             if expected is not None and expected != found:
                 base = peft_config.base_model_name_or_path
                 raise ValueError(
-                    f"This adapter does not fit {name}: its {field} is {expected}, the model's is {found}."
-                    + (f" It was made for {base}." if base else "")
+                    f"This adapter does not fit {one_line(name, 80)}: its {field} is {shown(expected)}, the model's is "
+                    f"{shown(found)}."
+                    + (f" It was made for {one_line(base, 80)}." if base else "")
                 )
             setattr(peft_config, field, found)
         warn_if_other_base(peft_config, model)
@@ -116,7 +118,8 @@ class FocusModel(BaseTuner):
     ) -> None:
         router = getattr(target, ROUTER, None)
         if router is None:
-            router = FocusLayer(target, current_key, self._numbers[current_key])
+            rotary = find_rotary(self.model, target)
+            router = FocusLayer(target, current_key, self._numbers[current_key], rotary)
             router.train(target.training)
             router._active_adapter = adapter_name
             target.add_module(ROUTER, router)
@@ -135,7 +138,7 @@ class FocusModel(BaseTuner):
             if isinstance(router, FocusLayer):
                 if merge:
                     router.merge(safe_merge=safe_merge, adapter_names=adapter_names)
-                router.remove()
+                remove_hooks(module, router)
                 delattr(module, ROUTER)
         if hasattr(self.model, "peft_config"):
             del self.model.peft_config

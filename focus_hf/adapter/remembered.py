@@ -1,113 +1,129 @@
-"""What a cache layer remembers of its tokens' groups, and how new tokens go on from there."""
+"""What stands beside a cache: the groups of the keys in it, for as long as nobody else touched them.
+
+A key's group is a function of that key, so what is kept is a cache of a function. It holds for the tensors that the
+cache had when we last saw them; whatever a cache does (crop, reorder, select, copy, quantise, offload), its tensors are
+then others, and no code of ours has to follow.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.cache_utils import Cache, EncoderDecoderCache
 
-from ..attention import Pattern, numbers_of
-from .cache import tokens_seen
-from .heads import HeadRouters
-from .last_tokens import Routed, Unrouted
+#: Attribute of a cache layer, so that it goes where the layer goes (a copy, a pickle).
+_NAME = "focus_memory"
 
 
-def append_memberships(layer: Any, new: Tensor, owner: object, groups_each: int | None = None) -> Tensor:
-    """Store the new tokens' memberships and return those of all tokens seen, new ones included.
+def find_cache(values: tuple[Any, ...]) -> Cache | None:
+    """The self-attention cache among a module's arguments (models name the argument differently)."""
+    for value in values:
+        if isinstance(value, EncoderDecoderCache):
+            return value.self_attention_cache
+        if isinstance(value, Cache):
+            return value
+    return None
 
-    Tokens whose groups are unknown (cached while the adapter was off, or by another adapter) count as members of
-    every group: attended by all, as in the base model.
+
+def cache_layer(cache: Cache, layer_idx: int) -> Any:
+    """The cache's layer, created if the cache grows lazily."""
+    while len(cache.layers) <= layer_idx and cache.layer_class_to_replicate is not None:
+        cache.layers.append(cache.layer_class_to_replicate())
+    return cache.layers[layer_idx]
+
+
+@dataclass
+class Memory:
+    """What is known of the keys of a cache layer.
 
     Args:
-        layer: from `cache_layer`, before the new tokens' keys are added.
-        new: ``(B, T, K)`` bool.
-        owner: the adapter; memberships of another one mean nothing here.
-        groups_each: every new token is in exactly this many groups, if that is known; the layer's ``groups_each`` then
-            says whether it holds for all tokens seen.
+        owner: whose groups they are: an adapter and its tensors.
+        length: tokens that the layer has seen.
+        groups: of their keys, tokens in the last dimension but those of `Call.groups`; ``None`` where nobody asked.
+        marks: the tensors (and numbers) of the layer after our last call.
+        keys: the keys then, where the layer holds them as they are.
+        complete: the groups of every token are known.
+    """
+
+    owner: object
+    length: int
+    groups: Tensor | None
+    marks: dict[str, tuple[Any, int]]
+    keys: Tensor | None
+    complete: bool = True
+
+
+def recall(layer: Any, owner: object) -> tuple[Memory | None, bool]:
+    """What is known of a layer's keys under an adapter, and whether the layer is as it was left then."""
+    memory: Memory | None = getattr(layer, _NAME, {}).get(owner)
+    return memory, memory is not None and memory.marks == _marks(layer)
+
+
+def remember(layer: Any, owner: object, groups: Tensor | None, length: int, complete: bool) -> None:
+    """Keep the groups of all keys of a layer, which nobody else has touched since they were found."""
+    keys = getattr(layer, "keys", None)
+    whole = isinstance(keys, Tensor) and keys.dim() == 4 and keys.shape[2] >= length
+    memories = dict(getattr(layer, _NAME, {}))  # a copy: a copied layer may share it with this one
+    memories[owner] = Memory(owner, length, groups, _marks(layer), keys if whole else None, complete)
+    setattr(layer, _NAME, memories)
+
+
+def tokens_seen(layer: Any) -> int:
+    """Tokens that went through this cache layer so far, whether or not it still holds them all."""
+    return int(layer.get_seq_length())
+
+
+def _marks(layer: Any) -> dict[str, tuple[Any, int]]:
+    """What changes when somebody changes a layer: its tensors by identity and version, and its numbers."""
+    return {
+        name: (_Same(value), _version(value)) if isinstance(value, Tensor) else (value, 0)
+        for name, value in vars(layer).items()
+        if isinstance(value, Tensor | int) or name.startswith("_quantized")
+    }
+
+
+class _Same:
+    """Equal if it is of the same object."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.value is other.value
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _version(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def same_keys(old: Tensor, new: Tensor) -> Tensor:
+    """Where each key was before.
+
+    Args:
+        old: ``(B, H_kv, S, D)``.
+        new: ``(B', H_kv, S', D)``.
 
     Returns:
-        ``(B, tokens seen + T, K)`` bool.
+        int64 ``(B', S')``, indices into the ``B * S`` old tokens; -1 for a key that was not among them.
     """
-    batch, _, num_groups = new.shape
-    seen = tokens_seen(layer)
-    known = layer.group_memberships
-    if known is None or layer.group_owner != owner or known.shape[0] != batch:
-        known = new.new_zeros(batch, 0, num_groups)
-    earlier = known.to(new.device)
-    if earlier.shape[1] > seen:  # the cache was cut by other means than its crop()
-        earlier = earlier[:, :seen]
-    if (unknown := seen - earlier.shape[1]) > 0:
-        earlier = torch.cat([earlier, new.new_ones(batch, unknown, num_groups)], dim=1)
-    like_earlier = not unknown and (not seen or layer.groups_each == groups_each)
-    layer.groups_each = groups_each if like_earlier else None
-    layer.group_memberships = layer.join("group_memberships", earlier, new, dim=1)
-    layer.group_owner = owner
-    return layer.group_memberships
+    if old.shape[1::2] != new.shape[1::2] or old.dtype != new.dtype or not old.shape[0] * old.shape[2]:
+        return torch.full((new.shape[0], new.shape[2]), -1, device=new.device)
+    known, order = hashes(old.to(new.device)).flatten().sort(stable=True)
+    asked = hashes(new)
+    place = torch.searchsorted(known, asked.flatten()).clamp(max=known.shape[0] - 1)
+    return torch.where(known[place] == asked.flatten(), order[place], -1).view(asked.shape)
 
 
-def known_numbers(
-    layer: Any, batch: int, owner: object, num_groups: int, groups_each: int, routings: int
-) -> Tensor | None:
-    """The groups of all tokens seen by their numbers, to go on from.
-
-    Args:
-        layer: from `cache_layer`, before the new tokens' keys are added.
-        batch: ``B``.
-        owner: the adapter.
-        num_groups: ``K``.
-        groups_each: ``k``.
-        routings: ``P``.
-
-    Returns:
-        int64 ``(B, P * k, tokens seen)``; ``None`` where it is not known that they all have so many groups of this
-        adapter.
-    """
-    seen, numbers = tokens_seen(layer), layer.group_numbers
-    if layer.group_owner != owner or layer.groups_each != groups_each or not seen:
-        return None
-    if numbers is None:
-        known = layer.group_memberships
-        if known is None or known.shape != (batch, seen, routings * num_groups):
-            return None
-        return numbers_of(known, num_groups, groups_each)
-    return numbers if (numbers.shape[0], numbers.shape[-1]) == (batch, seen) else None
-
-
-def unrouted_tokens(layer: Any, batch: int, owner: object, routers: HeadRouters, window: int) -> Unrouted | None:
-    """What takes in single tokens with routing per head; ``None`` where `known_numbers` is.
-
-    Args:
-        layer, batch, owner: as for `known_numbers`.
-        routers: of the ``P`` heads; every token is in one group of each.
-        window: the narrowest of those who read groups.
-    """
-    last = layer.last_tokens
-    if isinstance(last, Unrouted) and last.takes(routers, window) and last.shape == (batch, tokens_seen(layer)):
-        return last if layer.group_owner == owner else None
-    routings, _, num_groups = routers.centroids.shape
-    known = known_numbers(layer, batch, owner, num_groups, 1, routings)
-    if known is None:
-        return None
-    layer.last_tokens = made = Unrouted(known, routers, window)
-    return made
-
-
-def routed_tokens(
-    layer: Any, batch: int, owner: object, num_groups: int, top_k: int, pattern: Pattern
-) -> Routed | None:
-    """What takes in single tokens with a routing that all heads share; ``None`` where `known_numbers` is.
-
-    Args:
-        layer, batch, owner, num_groups: as for `known_numbers`.
-        top_k: groups of every token.
-        pattern: of all heads.
-    """
-    last = layer.last_tokens
-    if isinstance(last, Routed) and last.takes(top_k, pattern) and last.shape == (batch, tokens_seen(layer)):
-        return last if layer.group_owner == owner else None
-    known = known_numbers(layer, batch, owner, num_groups, top_k, 1)
-    if known is None:
-        return None
-    layer.last_tokens = made = Routed(known, num_groups, pattern)
-    return made
+def hashes(keys: Tensor) -> Tensor:
+    """A number for each token by the bits of its keys: int64 ``(B, S)``."""
+    rows = keys.transpose(1, 2).flatten(2).contiguous().view(torch.uint8)
+    rows = torch.nn.functional.pad(rows, (0, -rows.shape[-1] % 8)).view(torch.int64)
+    generator = torch.Generator().manual_seed(0)
+    odd = torch.randint(-(2**62), 2**62, (rows.shape[-1],), generator=generator).to(rows.device) * 2 + 1
+    mixed = (rows ^ (rows >> 29)) * odd
+    return (mixed ^ (mixed >> 32)).sum(dim=-1)

@@ -55,6 +55,11 @@ class WhoAttends:
             ``None`` for one each.
         extra_mask: bool ``(B, 1 or H, Q, S)``, pairs that the model itself allows, for anything beyond causality,
             padding and documents (a sliding window).
+        first_position: of every row's first token, where it is known without looking that every row is one document
+            and nothing is padding; else ``None``. It changes nothing about who attends.
+        memberships: bool ``(B, S, K)``, with the paper's routing that all heads share: a query reads the keys that it
+            has a group in common with. ``key_groups`` and ``reads`` say the same (`by_memberships`); what computes by
+            groups of tokens, or gives them a gradient, wants it so.
     """
 
     pattern: Pattern
@@ -63,73 +68,161 @@ class WhoAttends:
     reads: Tensor
     documents: Tensor | None = None
     extra_mask: Tensor | None = None
+    first_position: int | None = None
+    memberships: Tensor | None = None
+
+    @property
+    def num_queries(self) -> int:
+        """``Q``."""
+        return self.reads.shape[2]
+
+    def sequence(self, row: int) -> WhoAttends:
+        """One sequence of the batch, as a batch of one."""
+        one = slice(row, row + 1)
+
+        def of(tensor: Tensor | None) -> Tensor | None:
+            return None if tensor is None else tensor[one]
+
+        return replace(
+            self,
+            positions=self.positions[one],
+            key_groups=self.key_groups[one],
+            reads=self.reads[one],
+            documents=of(self.documents),
+            extra_mask=of(self.extra_mask),
+            memberships=of(self.memberships),
+        )
 
 
-def attended_pairs(who: WhoAttends, rows: slice = EVERY) -> Tensor:
+def attended_pairs(who: WhoAttends, rows: slice = EVERY, columns: slice = EVERY) -> Tensor:
     """Pair (i, j) is attended iff dense attention attends to it (`dense_pairs`), and one of these holds: ``i - j <= w``;
     ``j < sink_tokens``; ``i < dense_below``; query ``i`` reads the group of key ``j`` at their distance.
 
     Args:
         who: the tokens.
         rows: which of the ``Q`` queries to look at.
+        columns: which of the ``S`` keys.
 
     Returns:
-        bool ``(B, H_kv, R, S)``, or ``(B, H, R, S)`` under an extra mask that has ``H``. Rows of padding are ``False``
+        bool ``(B, H_kv, R, C)``, or ``(B, H, R, C)`` under an extra mask that has ``H``. Rows of padding are ``False``
         throughout.
     """
-    near = near_pairs(who, rows)[:, None]
-    pairs = near | read_pairs(who, rows)
-    allowed = dense_pairs(who, rows)
+    pairs = near_pairs(who, rows, columns)[:, None] | read_pairs(who, rows, columns)
+    allowed = dense_pairs(who, rows, columns)
     if allowed.shape[1] > pairs.shape[1]:
         pairs = pairs.repeat_interleave(allowed.shape[1] // pairs.shape[1], dim=1)
     return allowed & pairs
 
 
-def dense_pairs(who: WhoAttends, rows: slice = EVERY) -> Tensor:
+def dense_pairs(who: WhoAttends, rows: slice = EVERY, columns: slice = EVERY) -> Tensor:
     """Pairs of dense attention, whatever the groups: ``j <= i``, of one document, and allowed by the model's own mask.
 
     Returns:
-        bool ``(B, 1 or H, R, S)``.
+        bool ``(B, 1 or H, R, C)``.
     """
-    i, j = _query_positions(who, rows), who.positions[:, None, :]
-    pairs = (j <= i) & (j != PADDING)  # and so is i, which is not less
+    i, j = _query_positions(who, rows), who.positions[:, None, columns]
+    pairs = j <= i
+    if who.first_position is None:
+        pairs = pairs & (j != PADDING)  # and so is i, which is not less
     if who.documents is not None:
-        documents = who.documents[:, -who.reads.shape[2] :][:, rows]
-        pairs = pairs & (documents[:, :, None] == who.documents[:, None, :])
+        documents = who.documents[:, -who.num_queries :][:, rows]
+        pairs = pairs & (documents[:, :, None] == who.documents[:, None, columns])
     if who.extra_mask is None:
         return pairs[:, None]
-    return pairs[:, None] & who.extra_mask[:, :, rows]
+    return pairs[:, None] & who.extra_mask[:, :, rows, columns]
 
 
-def near_pairs(who: WhoAttends, rows: slice = EVERY) -> Tensor:
+def near_pairs(who: WhoAttends, rows: slice = EVERY, columns: slice = EVERY) -> Tensor:
     """Pairs that are attended whatever the groups: within the window, a sink, a query below ``dense_below``.
 
     Returns:
-        bool ``(B, R, S)``; later tokens and padding are not looked at.
+        bool ``(B, R, C)``; later tokens and padding are not looked at.
     """
-    i, j = _query_positions(who, rows), who.positions[:, None, :]
-    return (i - j <= who.pattern.local_window) | (j < who.pattern.sink_tokens) | (i < who.pattern.dense_below)
+    i, j, pattern = _query_positions(who, rows), who.positions[:, None, columns], who.pattern
+    near = i - j <= pattern.local_window
+    if pattern.sink_tokens:
+        near |= j < pattern.sink_tokens
+    if pattern.dense_below:
+        near |= i < pattern.dense_below
+    return near
 
 
-def read_pairs(who: WhoAttends, rows: slice = EVERY) -> Tensor:
-    """Pairs of a query and a key whose group it reads at their distance: bool ``(B, H_kv, R, S)``."""
-    reads = who.reads[:, :, rows]
-    band = bands_of(_query_positions(who, rows) - who.positions[:, None, :], who.pattern)
-    cell = who.key_groups.long()[:, :, None, :] * who.pattern.num_bands + band[:, None]
+def read_pairs(who: WhoAttends, rows: slice = EVERY, columns: slice = EVERY) -> Tensor:
+    """Pairs of a query and a key whose group it reads at their distance: bool ``(B, H_kv, R, C)``."""
+    reads, cell = who.reads[:, :, rows], who.key_groups[:, :, None, columns].long()
+    if who.pattern.num_bands > 1:
+        distance = _query_positions(who, rows) - who.positions[:, None, columns]
+        cell = cell * who.pattern.num_bands + bands_of(distance, who.pattern)[:, None]
     return reads.flatten(-2).gather(-1, cell.expand(*reads.shape[:3], -1))
 
 
 def bands_of(distance: Tensor, pattern: Pattern) -> Tensor:
     """The band of each distance, int64; what is nearer than the first band counts as in it."""
-    edges = torch.tensor(pattern.band_starts()[1:], device=distance.device)
-    return torch.bucketize(distance, edges)
+    band = torch.zeros_like(distance, dtype=torch.int64)
+    for start in pattern.band_starts()[1:]:
+        band += distance > start
+    return band
+
+
+def by_memberships(memberships: Tensor, num_queries: int) -> tuple[Tensor, Tensor]:
+    """The paper's routing as key groups and reads: a query reads the keys that it has a group in common with.
+
+    With one group each these are the groups. Otherwise a key's *set* of groups is one of a list of sets, and a query
+    reads the sets that meet its own: no pair is met twice.
+
+    Args:
+        memberships: bool ``(B, S, K)``, any number of groups for each token; the queries are the last ones.
+        num_queries: ``Q``.
+
+    Returns:
+        Groups ``(B, 1, S)``, uint8 (int32 where there are more than 256), and reads, bool ``(B, 1, Q, sets, 1)``.
+    """
+    batch, length, num_groups = memberships.shape
+    sets, group = torch.unique(memberships.flatten(0, 1), dim=0, return_inverse=True)
+    meets = (sets.float() @ sets.float().T) > 0
+    group = group.view(batch, 1, length)
+    reads = meets[group[:, :, length - num_queries :]][..., None]
+    return group.to(torch.uint8 if len(sets) <= 256 else torch.int32), reads
+
+
+def share_a_group(a: Tensor, b: Tensor) -> Tensor:
+    """Whether tokens have a group in common: ``(..., Q, K)`` and ``(..., S, K)`` bool to ``(..., Q, S)`` bool."""
+    return torch.matmul(a.float(), b.float().transpose(-1, -2)) > 0
 
 
 def without_groups(who: WhoAttends) -> WhoAttends:
     """The same tokens, of which nobody reads a group: window and sinks."""
-    return replace(who, reads=torch.zeros_like(who.reads))
+    none = who.positions.new_zeros((*who.positions.shape, 0), dtype=torch.bool)
+    return replace(
+        who,
+        reads=torch.zeros_like(who.reads[..., :1, :1]),
+        key_groups=torch.zeros_like(who.key_groups),
+        pattern=replace(who.pattern, num_bands=1),
+        memberships=none,
+    )
+
+
+def count_pairs(who: WhoAttends, chunk: int = 1024) -> tuple[Tensor, int]:
+    """Pairs that each key/value head attends to, and pairs possible (`dense_pairs`), of all sequences together.
+
+    Their ratio is the most that sparsity can save.
+
+    Args:
+        who: the tokens.
+        chunk: queries looked at together; bounds memory at ``B * H_kv * chunk * S`` bytes.
+
+    Returns:
+        int64 ``(H_kv,)``, and how many are possible for each.
+    """
+    attended = torch.zeros(who.reads.shape[1], dtype=torch.int64)
+    possible = 0
+    for start in range(0, who.num_queries, chunk):
+        rows = slice(start, start + chunk)
+        attended += attended_pairs(who, rows).sum(dim=(0, 2, 3)).cpu()
+        possible += int(dense_pairs(who, rows).sum())
+    return attended, possible
 
 
 def _query_positions(who: WhoAttends, rows: slice) -> Tensor:
     """``(B, R, 1)``."""
-    return who.positions[:, -who.reads.shape[2] :][:, rows, None]
+    return who.positions[:, -who.num_queries :][:, rows, None]

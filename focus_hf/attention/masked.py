@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .mask import EVERY, attended_pairs
+from .definition import EVERY, attended_pairs
 from .problem import Problem, Scores
 
 #: Queries handled together when no gradient is needed; bounds the mask at ``B * QUERY_CHUNK * S`` bytes.
@@ -14,8 +14,11 @@ QUERY_CHUNK = 1024
 
 
 def repeat_heads(states: Tensor, num_heads: int) -> Tensor:
-    """Give every query head its own copy of its key/value head: ``(B, H_kv, S, D)`` to ``(B, H, S, D)``."""
-    return states if states.shape[1] == num_heads else states.repeat_interleave(num_heads // states.shape[1], dim=1)
+    """Give every query head its own copy of its key/value head: ``(B, H_kv, S, D)`` to ``(B, H, S, D)``; one head stays
+    one, which broadcasts."""
+    if states.shape[1] in (1, num_heads):
+        return states
+    return states.repeat_interleave(num_heads // states.shape[1], dim=1)
 
 
 def masked_attention(
@@ -32,7 +35,7 @@ def masked_attention(
 
     Args:
         query, key, value: see `Problem`.
-        mask: bool, broadcastable to ``(B, H, Q, S)``; a row without any allowed pair gives zeros.
+        mask: bool ``(B or 1, 1 or H_kv or H, Q, S)``; a row without any allowed pair gives zeros.
         scores: how they are made.
         bias: added to the scores beside their own, broadcastable to ``(B, H, Q, S)``.
         gate: multiplied onto the scores, likewise.
@@ -41,7 +44,7 @@ def masked_attention(
         ``(B, H, Q, D_v)`` in the dtype of ``value``.
     """
     num_heads = query.shape[1]
-    key, value = repeat_heads(key, num_heads), repeat_heads(value, num_heads)
+    key, value, mask = (repeat_heads(x, num_heads) for x in (key, value, mask))
     logits = torch.matmul(query, key.transpose(-1, -2)) * scores.scale
     if logits.dtype != torch.float64:
         logits = logits.float()
@@ -69,16 +72,14 @@ def masked_focus_attention(problem: Problem) -> Tensor:
     Returns:
         ``(B, H, Q, D_v)``.
     """
-    query, num_queries, first = problem.query, problem.num_queries, problem.num_keys - problem.num_queries
+    query, num_queries, who = problem.query, problem.num_queries, problem.who
     chunk = num_queries if torch.is_grad_enabled() and query.requires_grad else QUERY_CHUNK
-    who = problem.who
-    each_sees_itself = who.known is not None and who.known.unpadded and who.extra_mask is None
+    each_sees_itself = who.first_position is not None and who.extra_mask is None
     parts = []
     for start in range(0, num_queries, chunk):
-        stop = min(start + chunk, num_queries)
-        mask = attended_pairs(who, slice(first + start, first + stop))
-        some = problem.scores.part(slice(start, stop), EVERY)
-        own = query[:, :, start:stop]
+        rows = slice(start, min(start + chunk, num_queries))
+        mask, some = attended_pairs(who, rows), problem.scores.part(rows, EVERY)
+        own = query[:, :, rows]
         parts.append(attend_under_mask(own, problem.key, problem.value, mask, some, none_empty=each_sees_itself))
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
 
@@ -99,11 +100,12 @@ def attend_under_mask(
 def _sdpa(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scores: Scores, none_empty: bool) -> Tensor:
     """PyTorch's own masked attention; rows without an allowed pair give zeros on every backend."""
     num_heads, kv_heads = query.shape[1], key.shape[1]
-    if query.shape[2] == 1 and mask.shape[1] == 1 and num_heads > kv_heads:
+    if query.shape[2] == 1 and mask.shape[1] in (1, kv_heads) and num_heads > kv_heads:
         # One token: the query heads of a key head become its queries, so that keys are not copied.
         folded = query.unflatten(1, (kv_heads, -1)).squeeze(3)
         return _sdpa(folded, key, value, mask, scores, none_empty).flatten(1, 2)[:, :, None]
-    key, value = repeat_heads(key, num_heads), repeat_heads(value, num_heads)
+    key, value, mask = (repeat_heads(x, num_heads) for x in (key, value, mask))
+    key, value = (x.expand(-1, num_heads, -1, -1) for x in (key, value))
     empty = None if none_empty else ~mask.any(dim=-1, keepdim=True)
     output = F.scaled_dot_product_attention(
         *(query, key, value),
@@ -112,28 +114,3 @@ def _sdpa(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scores: Score
         scale=scores.scale,
     )
     return output if empty is None else output.masked_fill(empty, 0.0)
-
-
-def masked_with_lse(query: Tensor, key: Tensor, value: Tensor, pairs: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Attention of few queries over few keys, spelled out, as a part of a larger one.
-
-    Args:
-        query: ``(..., Q, H, D)``.
-        key: ``(..., S, H_kv, D)``.
-        value: ``(..., S, H_kv, D_v)``.
-        pairs: bool ``(..., Q, S)``.
-        scale: factor on ``q . k``.
-
-    Returns:
-        Output ``(..., Q, H, D_v)`` and logsumexp ``(..., Q, H)``, at least float32; zeros and ``-inf`` for a query
-        without keys.
-    """
-    num_heads, kv_heads = query.shape[-2], key.shape[-2]
-    dtype = torch.promote_types(query.dtype, torch.float32)
-    q = query.unflatten(-2, (kv_heads, num_heads // kv_heads)).to(dtype)
-    scores = torch.einsum("...qgrd,...sgd->...qgrs", q, key.to(dtype)) * scale
-    scores = scores.masked_fill(~pairs[..., None, None, :], float("-inf"))
-    lse = scores.logsumexp(dim=-1)
-    weights = (scores - lse[..., None]).exp().nan_to_num(0.0)
-    output = torch.einsum("...qgrs,...sgd->...qgrd", weights, value.to(dtype))
-    return output.flatten(-3, -2), lse.flatten(-2)

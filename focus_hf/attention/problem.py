@@ -5,15 +5,11 @@ Everything that computes Focus attention takes a `Problem` and documents only wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from .mask import WhoAttends
-
-#: Of heads: neighbours, which make a view, or any.
-Selection = slice | list[int]
+from .definition import WhoAttends
 
 
 @dataclass(frozen=True)
@@ -50,13 +46,10 @@ class Scores:
         """
         return self if self.bias is None else replace(self, bias=self.bias[:, :, rows, columns])
 
-    def select(self, sequences: slice, heads: Selection) -> Scores:
-        """Those of some sequences and query heads."""
-        bias, logits = self.bias, self.sink_logits
-        if bias is not None:
-            bias = bias if bias.shape[0] == 1 else bias[sequences]
-            bias = bias if bias.shape[1] == 1 else bias[:, heads]
-        return replace(self, bias=bias, sink_logits=None if logits is None else logits[heads])
+    def of_sequence(self, row: int) -> Scores:
+        """Those of one sequence of the batch."""
+        shared = self.bias is None or self.bias.shape[0] == 1
+        return self if shared or self.bias is None else replace(self, bias=self.bias[row : row + 1])
 
 
 @dataclass(frozen=True)
@@ -95,99 +88,5 @@ class Problem:
     def sequence(self, row: int) -> Problem:
         """One sequence of the batch, as a batch of one."""
         one = slice(row, row + 1)
-        return Problem(
-            self.query[one],
-            self.key[one],
-            self.value[one],
-            self.who.sequence(row),
-            self.scores.select(one, slice(None)),
-        )
-
-    def select_heads(self, kv_heads: Sequence[int]) -> Problem:
-        """The part of some key/value heads, with the query heads that read them; views of adjacent heads."""
-        repeat = self.query.shape[1] // self.key.shape[1]
-        keys = _adjacent(kv_heads)
-        queries = _adjacent([head * repeat + i for head in kv_heads for i in range(repeat)])
-        mask = self.who.extra_mask
-        return Problem(
-            self.query[:, queries],
-            self.key[:, keys],
-            self.value[:, keys],
-            self.who if mask is None or mask.shape[1] == 1 else replace(self.who, extra_mask=mask[:, queries]),
-            self.scores.select(slice(None), queries),
-        )
-
-    def fold_heads(self, memberships: Tensor, reads: Tensor | None) -> Problem:
-        """Key/value heads that route by themselves, as sequences of one key/value head each.
-
-        Only for plain scores without sink logits and without a mask of the model's own.
-
-        Args:
-            memberships: ``(B, H_kv, S, K)`` bool.
-            reads: likewise, or ``None``.
-
-        Returns:
-            A problem of ``B * H_kv`` sequences; `unfold_heads` brings its output back.
-        """
-        kv_heads = self.key.shape[1]
-        positions, documents = (
-            None if x is None else x.repeat_interleave(kv_heads, dim=0)
-            for x in (self.who.positions, self.who.documents)
-        )
-        assert positions is not None
-        who = WhoAttends(
-            self.who.pattern,
-            positions,
-            memberships.flatten(0, 1),
-            documents,
-            reads=None if reads is None else reads.flatten(0, 1),
-            known=self.who.known,
-        )
-        return Problem(
-            self.query.unflatten(1, (kv_heads, -1)).flatten(0, 1),
-            self.key.flatten(0, 1)[:, None],
-            self.value.flatten(0, 1)[:, None],
-            who,
-            self.scores,
-        )
-
-    def detach(self) -> Problem:
-        """The same values, without a gradient."""
-        logits, bias = self.scores.sink_logits, self.scores.bias
-        scores = replace(
-            self.scores,
-            sink_logits=None if logits is None else logits.detach(),
-            bias=None if bias is None else bias.detach(),
-        )
-        return replace(
-            self, query=self.query.detach(), key=self.key.detach(), value=self.value.detach(), scores=scores
-        )
-
-    def take_apart(self) -> tuple[tuple[Tensor | None, ...], Callable[..., Problem]]:
-        """All its tensors, and what makes it of them again: autograd functions have to save tensors one by one."""
-        pattern = self.who.pattern
-        scale, softcap, dropout = self.scores.scale, self.scores.softcap, self.scores.dropout
-        who, logits, bias = self.who, self.scores.sink_logits, self.scores.bias
-        tensors = (self.query, self.key, self.value, who.positions, who.memberships, who.documents, who.extra_mask)
-
-        def put_together(
-            query: Tensor,
-            key: Tensor,
-            value: Tensor,
-            positions: Tensor,
-            memberships: Tensor,
-            documents: Tensor | None,
-            extra_mask: Tensor | None,
-            sink_logits: Tensor | None,
-            bias: Tensor | None,
-        ) -> Problem:
-            who = WhoAttends(pattern, positions, memberships, documents, extra_mask)
-            return Problem(query, key, value, who, Scores(scale, softcap, sink_logits, dropout, bias))
-
-        return (*tensors, logits, bias), put_together
-
-
-def _adjacent(heads: Sequence[int]) -> Selection:
-    """These heads as a slice, which makes a view, if they are neighbours in ascending order."""
-    first = heads[0]
-    return slice(first, first + len(heads)) if list(heads) == list(range(first, first + len(heads))) else list(heads)
+        who, scores = self.who.sequence(row), self.scores.of_sequence(row)
+        return Problem(self.query[one], self.key[one], self.value[one], who, scores)

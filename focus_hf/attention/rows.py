@@ -10,8 +10,6 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from .scratch import scratch
-
 
 @dataclass(frozen=True)
 class Rows:
@@ -54,22 +52,6 @@ class Rows:
     def single(cls, queries: int, keys: int, device: torch.device) -> Rows:
         """One row."""
         return cls((0, queries), (0, keys), device)
-
-
-@dataclass(frozen=True)
-class DeviceRows:
-    """Rows whose offsets are known on the device alone; the host has bounds. Rows may be empty.
-
-    Args:
-        cu_queries: int32 ``(R + 1,)``; rows are aligned as in `Rows`.
-        cu_keys: likewise.
-        longest_query, longest_key: no row has more.
-    """
-
-    cu_queries: Tensor
-    cu_keys: Tensor
-    longest_query: int
-    longest_key: int
 
 
 @dataclass(frozen=True)
@@ -136,29 +118,3 @@ def _pair(both: tuple[Tensor, Tensor] | None, q: slice, k: slice) -> tuple[Tenso
 def take(tokens: Tensor, index: Tensor | slice) -> Tensor:
     """The tokens (first dimension) at these indices; a view for a slice."""
     return tokens[index] if isinstance(index, slice) else tokens.index_select(0, index)
-
-
-class Gatherer:
-    """`take` for one part after another, into the same memory and in the layout of the source.
-
-    Args:
-        tokens: ``(T, H, D)``.
-        name: of the memory; gatherers in use at the same time need different ones.
-    """
-
-    def __init__(self, tokens: Tensor, name: str) -> None:
-        self._tokens = tokens
-        self._name = name
-        self._head_major = tokens.stride(0) < tokens.stride(1)
-
-    def take(self, index: Tensor | slice) -> Tensor:
-        """The tokens at these indices, ``(n, H, D)``; valid until the next call."""
-        if isinstance(index, slice):
-            return self._tokens[index]
-        num_heads, head_dim = self._tokens.shape[1:]
-        memory = scratch(self._name, index.shape[0] * num_heads * head_dim, like=self._tokens)
-        if self._head_major:
-            out = memory.view(num_heads, index.shape[0], head_dim)
-            return torch.index_select(self._tokens.transpose(0, 1), 1, index, out=out).transpose(0, 1)
-        out = memory.view(index.shape[0], num_heads, head_dim)
-        return torch.index_select(self._tokens, 0, index, out=out)

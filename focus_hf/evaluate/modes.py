@@ -12,10 +12,9 @@ from torch import Tensor, nn
 
 from ..adapter import FocusLayer, focus_layers, routing_mode, set_routing
 from ..records.results import mode_name
-from .opponents import random_groups, token_groups
 
 #: What costs the same as Focus: a window and sinks with as many pairs, random groups, groups by token.
-OPPONENTS = ("window", "random", "tokens")
+OPPONENTS = ("window",)
 
 #: Dense (adapter off), window and sinks only, the gated attention of training, Focus as it runs, and its opponents.
 MODES = ("dense", "local", "soft", "hard", *OPPONENTS)
@@ -74,7 +73,7 @@ def attending(model: nn.Module, mode: Mode, text: Tensor | None = None) -> Itera
     """
     layers = focus_layers(model)
     configs = {id(config): config for layer in layers for config in layer.configs.values()}.values()
-    before = [(config, config.top_k, config.head_patterns) for config in configs]
+    before = [(config, config.top_k, config.pairs, config.threshold) for config in configs]
     with in_evaluation(model):
         try:
             if mode.name == "dense":
@@ -82,21 +81,14 @@ def attending(model: nn.Module, mode: Mode, text: Tensor | None = None) -> Itera
                     yield
             else:
                 if mode.budget is not None:
-                    set_routing(model, pairs=mode.budget)
+                    set_routing(model, pairs=float(mode.budget))
                 if mode.top_k not in (None, layers[0].routing_config.top_k):
                     set_routing(model, top_k=mode.top_k)
-                groups = layers[0].routing_config.num_groups
-                with ExitStack() as stack:
-                    if mode.name == "random":
-                        stack.enter_context(random_groups(model, groups))
-                    elif mode.name == "tokens":
-                        stack.enter_context(token_groups(model, groups, text))
-                    instead = "hard" if mode.name in ("random", "tokens") else mode.name
-                    stack.enter_context(routing_mode(model, instead, mode.width))
+                with routing_mode(model, mode.name, mode.width):
                     yield
         finally:
-            for config, top_k, head_patterns in before:
-                config.top_k, config.head_patterns = top_k, head_patterns
+            for config, top_k, pairs, threshold in before:
+                config.top_k, config.pairs, config.threshold = top_k, pairs, threshold
 
 
 @contextmanager

@@ -11,7 +11,6 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..adapter import FocusConfig, focus_layers
-from ..adapter.control import find_budget
 from ..machine import measured_with
 from ..records import Evaluation, Results
 from ..texts import Texts
@@ -99,7 +98,7 @@ def evaluate(
     config = active_config(model)
     if "soft" in plan.modes and not config.has_soft_attention:
         trained = 'was trained through hard attention (gate="hard")'
-        why = trained if config.plain else "has heads that attend in different ways"
+        why = "routes by cells" if config.by_cells else trained
         warnings.warn(f"This adapter {why}, so there is no soft attention to measure.", stacklevel=2)
     modes = modes_of(model, plan)
     check_positions(model, (*plan.seq_lens, *plan.retrieval))
@@ -141,7 +140,9 @@ def modes_of(model: nn.Module, plan: EvaluationPlan) -> list[Mode]:
         ValueError: a mode or budget is unknown, or ``top_k`` more than the adapter's groups.
     """
     config = active_config(model)
-    budgets = [find_budget(config, share) for share in plan.budgets]
+    if plan.budgets and not config.by_cells:
+        raise ValueError(f"pairs={plan.budgets[0]}: this adapter's routing is shared, use top_k.")
+    budgets = [str(share) for share in plan.budgets]
     modes = list_modes(plan.modes, plan.top_ks or [config.top_k], budgets)
     for mode in modes:
         if mode.top_k is not None and not 1 <= mode.top_k <= config.num_groups:

@@ -55,10 +55,13 @@ class AdapterConfig(FocusSettings):
     Args:
         base_model_name_or_path: Hub id or folder of the base model.
         revision: commit of the base model.
+        target_modules, exclude_modules: which attention modules are routed, by their names.
     """
 
     base_model_name_or_path: str | None = None
     revision: str | None = None
+    target_modules: list[str] | str | None = None
+    exclude_modules: list[str] | str | None = None
 
     def __post_init__(self) -> None:
         self.validate()
@@ -70,9 +73,9 @@ class AdapterConfig(FocusSettings):
 
     @property
     def num_parameters(self) -> int:
-        """Trained parameters: ``W_g`` and ``C`` of every layer, and what biases queries have."""
-        shapes = (shape for layer in self.layers or [] for shape in self.tensor_shapes(layer).items())
-        return sum(math.prod(shape) for name, shape in shapes if name != "focus_balance")
+        """Numbers that were trained or fitted, besides the balance potentials."""
+        own = sum(math.prod(shape) for name, shape in self.tensor_shapes().items() if name != "focus_balance")
+        return self.num_layers * own
 
 
 def read_json(path: Path) -> Any:
@@ -106,7 +109,8 @@ def read_config(folder: str | os.PathLike[str]) -> AdapterConfig:
     except ValueError as error:
         raise AdapterFileError(str(error)) from None
     config = AdapterConfig(**{f.name: values[f.name] for f in fields(AdapterConfig) if f.name in values})
-    for field in ("hidden_size", "layers", *(() if config.plain else ("key_value_heads",))):
+    heads = ("key_value_heads", "query_heads", "head_dim") if config.by_cells else ()
+    for field in ("hidden_size", "layers", *heads):
         if getattr(config, field) is None:
             raise AdapterFileError(f"{path} lacks {field}; save the adapter again with this version of focus_hf.")
     return config
@@ -122,15 +126,14 @@ def check_tensors(shapes: Mapping[str, Sequence[int]], config: FocusSettings, so
     for name, shape in shapes.items():
         layer, _, kind = name.rpartition(".")
         layers[layer][kind] = shape
-    known = {"focus_proj", "focus_query_proj", "focus_centroids", "focus_balance", "focus_query_bias"}
+    expected = config.tensor_shapes()
     for name in sorted(shapes):
         layer, _, kind = name.rpartition(".")
-        if kind not in known or not layer.endswith(f".{ROUTER}"):
+        if not kind.startswith("focus_") or not layer.endswith(f".{ROUTER}"):
             raise AdapterFileError(
                 f"{source} holds {one_line(name)!r}, which is not part of a Focus adapter; do not use it."
             )
     for layer, found in sorted(layers.items()):
-        expected = config.tensor_shapes(layer_index(layer))
         layer = one_line(layer)
         for kind, shape in expected.items():
             if kind not in found:
@@ -141,7 +144,7 @@ def check_tensors(shapes: Mapping[str, Sequence[int]], config: FocusSettings, so
                 )
         if foreign := sorted(found.keys() - expected.keys()):
             raise AdapterFileError(f"{source} holds {layer}.{foreign[0]}, which {CONFIG_FILE} does not ask for.")
-    asked = sum(bool(config.tensor_shapes(layer)) for layer in config.layers or [])
+    asked = len(config.layers or [])
     if len(layers) != asked:
         raise AdapterFileError(
             f"{source} holds centroids of {len(layers)} layers, but {CONFIG_FILE} asks for those of {asked}."
@@ -155,7 +158,10 @@ def layer_index(name: str) -> int:
 
 
 def check_adapter(folder: str | os.PathLike[str]) -> AdapterConfig:
-    """Check all files of an adapter's folder.
+    """Decide whether a folder is a sound adapter. Whoever opens one asks here: the stock loaders, ``push``, ``pull``,
+    ``info``, ``verify``, vLLM.
+
+    Pickles of other things than weights (a trainer's) may lie there; nobody opens or pushes them.
 
     Returns:
         Its configuration.
@@ -165,59 +171,109 @@ def check_adapter(folder: str | os.PathLike[str]) -> AdapterConfig:
     """
     folder = Path(folder)
     config = read_config(folder)
-    refuse_pickles([path.name for path in folder.iterdir()], str(folder))
-    path = folder / WEIGHTS_FILE
-    if not path.is_file():
-        raise AdapterFileError(f"{path} does not exist; save or download the adapter again.")
-    check_weights(path, config)
+    weights = folder / WEIGHTS_FILE
+    refuse_pickles([path.name for path in folder.iterdir() if path.stem == weights.stem], str(folder))
+    if not weights.is_file():
+        raise AdapterFileError(f"{weights} does not exist; save or download the adapter again.")
+    modules = _check_weights(weights, config)
+    _check_choice(config, modules, str(folder / CONFIG_FILE))
     return config
 
 
-def check_weights(path: Path, config: FocusSettings) -> None:
-    """Check a file of weights against its configuration, without torch.
+def _check_weights(path: Path, config: FocusSettings) -> list[str]:
+    """Check a file of weights against its configuration, without torch: names and shapes, then numbers.
 
-    Raises:
-        AdapterFileError: it is not whole, or a tensor is missing, foreign, of another shape, or not finite.
+    Returns:
+        The names of the attention modules that it routes.
     """
     try:
-        shapes, not_finite = _read_tensors(path)
+        tensors = _read_tensors(path)
     except ValueError as error:
         raise AdapterFileError(
             f"{path} is damaged or cut short ({one_line(str(error))}); download it again."
         ) from None
-    check_tensors(shapes, config, str(path))
-    if not_finite:
+    check_tensors({name: tuple(tensor["shape"]) for name, tensor in tensors.items()}, config, str(path))
+    for name, tensor in tensors.items():
+        check_numbers(name, tensor["dtype"], _are_finite(tensor, LARGEST[config.by_cells]), str(path))
+    return sorted({name.rpartition(f".{ROUTER}.")[0] for name in tensors})
+
+
+def check_numbers(name: str, dtype: str, are_finite: bool | None, source: str) -> None:
+    """Check the numbers of one tensor of an adapter.
+
+    Args:
+        name: of the tensor.
+        dtype: its type, in words.
+        are_finite: whether all its numbers are finite as they are kept (`LARGEST`); ``None`` where they are no
+            floating-point numbers.
+        source: where it stands.
+
+    Raises:
+        AdapterFileError: they are not finite floating-point numbers.
+    """
+    name = one_line(name)
+    if are_finite is None:
         raise AdapterFileError(
-            f"{path}: {one_line(not_finite)} holds NaN or infinity; its training diverged, train it again."
+            f"{source}: {name} has type {one_line(dtype)}, expected floating point; download or save it again."
+        )
+    if not are_finite:
+        raise AdapterFileError(
+            f"{source}: {name} holds NaN, infinity or what is too large for it; its training diverged, train it again."
         )
 
 
-#: Of each floating-point type: bytes of a number, and the mask of its exponent; all ones are NaN or infinity.
-_EXPONENTS = {"F64": (8, 0x7FF << 52), "F32": (4, 0xFF << 23), "F16": (2, 0x1F << 10), "BF16": (2, 0xFF << 7)}
+def _check_choice(config: AdapterConfig, modules: Sequence[str], source: str) -> None:
+    """Check that a configuration chooses the modules for which there are weights, by names: a pattern is saved as the
+    names that it meant, and a stranger's is matched nowhere."""
+    for field in ("target_modules", "exclude_modules"):
+        wanted = getattr(config, field)
+        if isinstance(wanted, str):
+            raise AdapterFileError(
+                f"{source}: {field} must be a list of names where there are weights, got {shown(wanted)}; save the "
+                "adapter again."
+            )
+        for module in modules if wanted is not None else ():
+            chosen = f".{module.removeprefix('base_model.model.')}".endswith(tuple(f".{name}" for name in wanted))
+            if chosen != (field == "target_modules"):
+                raise AdapterFileError(
+                    f"{source}: {field} {'excludes' if chosen else 'leaves out'} {one_line(module)}, which "
+                    f"{WEIGHTS_FILE} has; save the adapter again."
+                )
 
 
-def _read_tensors(path: Path) -> tuple[dict[str, tuple[int, ...]], str | None]:
-    """Shapes by name, and the first tensor that is not finite. Reads safetensors by itself: torch takes seconds.
+#: Floating-point types as numpy reads them; bfloat16 is the upper half of a float32.
+_FLOATS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
+
+#: The largest number of float16, as which the tensors of cells are kept, and of float32.
+LARGEST = {True: 65504.0, False: 3.4028234663852886e38}
+
+
+def _read_tensors(path: Path) -> dict[str, dict[str, Any]]:
+    """Type, shape and bytes of tensors by name. Reads safetensors by itself: torch takes seconds.
 
     Raises:
         ValueError: the file is not whole.
     """
-    import numpy as np
     from safetensors import SafetensorError, deserialize
 
     try:
-        tensors = deserialize(path.read_bytes())
+        return dict(deserialize(path.read_bytes()))
     except SafetensorError as error:
         raise ValueError(str(error)) from None
-    not_finite = None
-    for name, tensor in tensors:
-        size, exponent = _EXPONENTS.get(tensor["dtype"], (0, 0))
-        if not size:
-            raise ValueError(f"{one_line(name)} has type {tensor['dtype']}, expected floating point")
-        bits = np.frombuffer(tensor["data"], dtype=f"<u{size}")
-        if not_finite is None and bool(((bits & exponent) == exponent).any()):
-            not_finite = name
-    return {name: tuple(tensor["shape"]) for name, tensor in tensors}, not_finite
+
+
+def _are_finite(tensor: Mapping[str, Any], largest: float) -> bool | None:
+    """Whether no number of a tensor is too large, or none; ``None`` where they are no floating-point numbers."""
+    import numpy as np
+
+    kind = _FLOATS.get(tensor["dtype"])
+    if kind is None:
+        return None
+    values = np.frombuffer(tensor["data"], dtype=kind)
+    if tensor["dtype"] == "BF16":
+        values = (values.astype("<u4") << 16).view("<f4")
+    with np.errstate(invalid="ignore"):
+        return bool((np.abs(values) <= largest).all())
 
 
 def weights_hash(folder: str | os.PathLike[str]) -> str:

@@ -26,7 +26,7 @@ class GroupReport:
         num_groups, top_k: of the adapter.
         text: what was read: ``name``, ``revision``, ``tokens``, ``window``, and of a treebank ``words`` and
             ``skipped``.
-        layers: in order; for an adapter with ``routing="per_head"`` its heads with groups.
+        layers: in order; for an adapter with ``routing="cells"`` its heads with groups.
         strip: the text's first tokens, whose groups each layer gives.
         base_model: of the adapter.
         seed: of everything drawn.

@@ -48,20 +48,24 @@ class CellRouter:
         return self.band_projection.shape[1] - 1
 
 
-def key_groups(keys: Tensor, router: CellRouter) -> Tensor:
-    """The group of each key: ``argmax_c (A k) . C_c + b_c``.
+def key_scores(keys: Tensor, router: CellRouter) -> Tensor:
+    """How near each key is to each group: ``(A k) . C_c + b_c``.
 
     Args:
         keys: before rotary positions, ``(B, H_kv, S, D)``.
         router: of the layer.
 
     Returns:
-        uint8 ``(B, H_kv, S)``.
+        float32 ``(B, H_kv, S, K)``.
     """
     with without_autocast(keys.device.type):
         projected = torch.matmul(keys.float(), router.key_projection.float().transpose(-1, -2))
-        scores = torch.matmul(projected, router.centroids.float().transpose(-1, -2)) + router.balance.float()[:, None]
-    return scores.argmax(dim=-1).to(torch.uint8)
+        return torch.matmul(projected, router.centroids.float().transpose(-1, -2)) + router.balance.float()[:, None]
+
+
+def key_groups(keys: Tensor, router: CellRouter) -> Tensor:
+    """The group of each key, the nearest: uint8 ``(B, H_kv, S)``; see `key_scores`."""
+    return key_scores(keys, router).argmax(dim=-1).to(torch.uint8)
 
 
 def cell_log_shares(queries: Tensor, router: CellRouter) -> tuple[Tensor, Tensor]:
@@ -111,7 +115,7 @@ def positions_in_bands(positions: Tensor, local_window: int, num_bands: int) -> 
 
 
 def cell_reads(
-    queries: Tensor, positions: Tensor, router: CellRouter, threshold: float, local_window: int
+    queries: Tensor, positions: Tensor, router: CellRouter, threshold: Tensor | float, local_window: int
 ) -> Tensor:
     """The cells that queries read: ``log p_i[c, band] - log(positions of that band before i) > threshold + offset``.
 
@@ -119,7 +123,7 @@ def cell_reads(
         queries: after rotary positions, ``(B, H, Q, D)``.
         positions: of the queries, integers ``(B, Q)``.
         router: of the layer.
-        threshold: the dial; lower reads more. ``-inf`` reads everything.
+        threshold: the dial, one for all or float ``(B, Q)``; lower reads more.
         local_window: ``w``.
 
     Returns:
@@ -127,5 +131,7 @@ def cell_reads(
     """
     shares, _ = cell_log_shares(queries, router)
     sizes = positions_in_bands(positions, local_window, router.num_bands)
+    if isinstance(threshold, Tensor):
+        threshold = threshold[:, None, :, None]
     limit = threshold + router.offset.float()[:, None, None] + sizes[:, None].clamp(min=1).float().log()
     return shares > limit[..., None, :]

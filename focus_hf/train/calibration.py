@@ -38,9 +38,9 @@ def calibrate(model: nn.Module, batches: Iterable[Tensor], rounds: int = 3) -> d
     Raises:
         ValueError: there are no batches, or the heads have groups of their own.
     """
-    if focus_layers(model)[0].routing_config.routing == "per_head":
+    if focus_layers(model)[0].routing_config.by_cells:
         raise ValueError(
-            'calibrate() balances groups that all heads of a layer share. With routing="per_head" each head\'s groups '
+            'calibrate() balances groups that all heads of a layer share. With routing="cells" each head\'s groups '
             "are balanced when the adapter is fitted: fit it again on text of the domain."
         )
     batches = list(batches)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from ..adapter.control import set_budget, set_top_k
 from ..adapter.loading import read_weights
 from ..escape import shown
 from ..hub.pull import adapter_folder
-from ..records.adapter_files import WEIGHTS_FILE, AdapterFileError, layer_index
+from ..records.adapter_files import WEIGHTS_FILE, AdapterFileError, layer_index, names_a_folder
 
 #: How an engine is told what to serve.
 EXAMPLE = '{"focus": {"adapter": "org/name"}}'
@@ -84,7 +84,15 @@ class ServedAdapter:
             set_budget(config, serving.pairs)
         if serving.top_k is not None:
             set_top_k(config, serving.top_k)
-        return cls(serving, config, folder)
+        served = cls(serving, config, folder)
+        served.tensors()
+        return served
+
+    @property
+    def pinned(self) -> dict[str, Any]:
+        """What was asked for, as an option; of an adapter on the Hub, the commit that it is at now."""
+        values = {name: value for name, value in asdict(self.serving).items() if value is not None}
+        return values if names_a_folder(self.serving.adapter) else {**values, "revision": self.folder.name}
 
     def tensors(self) -> dict[int, dict[str, Tensor]]:
         """By layer, the tensors by kind (``focus_proj``, ...); a layer without groups has none.

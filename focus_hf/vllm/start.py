@@ -33,10 +33,11 @@ def _open(wanted: str) -> ServedAdapter:
 
 
 def prepare_arguments(arguments: Any, wanted: Any) -> ServedAdapter:
-    """Check the adapter, and make an engine's arguments such that it can be served: without compilation.
+    """Check the adapter, and make an engine's arguments such that it can be served: without compilation, and with the
+    adapter's commit in the place of a branch, so that all processes serve one.
 
     Args:
-        arguments: vLLM's ``EngineArgs``; ``enforce_eager`` is set.
+        arguments: vLLM's ``EngineArgs``; ``enforce_eager`` and ``additional_config`` are set.
         wanted: what is under ``focus`` in ``additional_config``.
 
     Raises:
@@ -44,6 +45,7 @@ def prepare_arguments(arguments: Any, wanted: Any) -> ServedAdapter:
     """
     adapter = read_adapter(wanted)
     arguments.enforce_eager = True
+    arguments.additional_config = {**arguments.additional_config, "focus": adapter.pinned}
     return adapter
 
 

@@ -1,6 +1,6 @@
 """Attention backends that return logsumexps, and the choice among them."""
 
-from .base import PENALTY, Call, Gradients, Kernel, PagedForward, Pages, Result, triton_missing
+from .base import PENALTY, Call, Gradients, Kernel, Result, triton_missing
 from .choose import KERNELS, find_kernel, kernel_named
 from .cpu import CpuFlash, cpu_flash
 from .reference import Reference
@@ -12,8 +12,6 @@ __all__ = [
     "CpuFlash",
     "Gradients",
     "Kernel",
-    "PagedForward",
-    "Pages",
     "Reference",
     "Result",
     "cpu_flash",

@@ -7,7 +7,6 @@ import importlib.metadata
 import importlib.util
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..rows import DeviceRows, Rows
+from ..rows import Rows
 
 #: A pair lowered by this much, after scaling, has a softmax weight of exactly 0 in float32.
 PENALTY = 4096.0
@@ -33,8 +32,7 @@ class Call:
 
     Args:
         rows: causal inside each row, aligned at the bottom right (its queries are its last tokens). Every row has
-            a query, and at least as many keys as queries; those of `DeviceRows` may be empty, or without keys where
-            the call is not causal, and tokens behind the last offset get anything.
+            a query, and at least as many keys as queries.
         scale: factor on ``q . k``.
         causal: ``False`` if every query of a row sees all its keys, however many.
         window: a query sees itself and this many tokens before it; ``None`` for all of them.
@@ -42,41 +40,11 @@ class Call:
             nothing left gets a logsumexp far below any other, and any output.
     """
 
-    rows: Rows | DeviceRows
+    rows: Rows
     scale: float
     window: int | None = None
     exclude: tuple[Tensor, Tensor] | None = None
     causal: bool = True
-
-
-@dataclass(frozen=True)
-class Pages:
-    """What one query of each of ``R`` rows reads: recent tokens, and whole lists of a pool, which has ``R'`` rows.
-
-    Args:
-        recent: keys ``(R, H_kv, n, D)`` and values, contiguous.
-        visible: bool ``(R, n - 1)``, which of them from slot 1 on.
-        pool: keys ``(R', H_kv, N, D)`` and values, contiguous.
-        reads: bool ``(R', lists)``, which lists.
-        lengths: ``(R', lists)``, tokens in each.
-        tables: ``(R', lists, pages)``, which page of the pool each page of a list is.
-        places: ``(R,)``, which row of the pool has each row's lists; -1 for none.
-        size: slots of a page.
-    """
-
-    recent: tuple[Tensor, Tensor]
-    visible: Tensor
-    pool: tuple[Tensor, Tensor]
-    reads: Tensor
-    lengths: Tensor
-    tables: Tensor
-    places: Tensor
-    size: int
-
-
-#: Queries ``(R, H, D)``, what they read, and the scale; to output ``(R, H, D)`` and logsumexp ``(R, H)``, both
-#: at least float32. A query that reads nothing gets zeros and ``-inf``.
-PagedForward = Callable[[Tensor, Pages, float], Result]
 
 
 class Kernel(ABC):
@@ -94,11 +62,6 @@ class Kernel(ABC):
 
     #: Never chosen by itself.
     only_when_named: ClassVar[bool] = False
-
-    @property
-    def paged(self) -> PagedForward | None:
-        """What attends one query of each row over `Pages`, if there is something on this machine."""
-        return None
 
     @abstractmethod
     def missing(self) -> str | None:
@@ -161,7 +124,7 @@ def pad_heads(tensor: Tensor, head_dim: int) -> Tensor:
 
 @functools.cache
 def triton_missing() -> str | None:
-    """Why our Triton kernels (`triton_lookup`, `triton_decode`) cannot run; ``None`` if they can."""
+    """Why our Triton kernels cannot run; ``None`` if they can."""
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed"
     version = importlib.metadata.version("triton")

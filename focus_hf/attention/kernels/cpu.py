@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..mask import share_a_group
+from ..definition import share_a_group
 from ..merge import merge
 from .base import Call, Gradients, Kernel, Result, pad_heads
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .base import Call, Gradients, Kernel, PagedForward, Result, pad_heads, triton_missing
+from .base import Call, Gradients, Kernel, Result, pad_heads
 
 #: The Hub's build of FlashAttention-2. Loading it runs code from there, so it is used only when named.
 HUB_KERNEL = "kernels-community/flash-attn2"
@@ -26,14 +26,6 @@ _NOT_INSTALLED = "flash-attn is not installed (pip install 'focus-hf[flash]')"
 
 class CudaFlash(Kernel):
     """What the three have in common: dtypes, head sizes, windows, the layout of logsumexps."""
-
-    @property
-    def paged(self) -> PagedForward | None:
-        if triton_missing() is not None:
-            return None
-        from .triton_decode import paged_forward  # needs Triton
-
-        return paged_forward
 
     def missing(self) -> str | None:
         return None if torch.cuda.is_available() else "no CUDA device"

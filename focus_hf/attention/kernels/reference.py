@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..mask import share_a_group
+from ..definition import share_a_group
 from .base import Call, Gradients, Kernel, Result
 
 

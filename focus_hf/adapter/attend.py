@@ -1,0 +1,130 @@
+"""Attention of a routed call: its router is asked, and what it says is computed by the cheapest path."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..attention import (
+    HARD_GATE,
+    Kernel,
+    Pattern,
+    Problem,
+    Scores,
+    credit_memberships,
+    find_kernel,
+    focus_attention,
+    gated_attention,
+    kernel_named,
+)
+from ..ranks import GradientsOfAllParts, several, split_over
+from .call import Call, SoftGate
+from .layer import Seen
+from .masks import Asked
+from .observe import tell_routing
+from .routers import Routed, route
+
+
+def routed_attention(call: Call, asked: Asked) -> Tensor:
+    """Attention of a call that is routed.
+
+    Args:
+        call: of the module.
+        asked: what the model asks for.
+
+    Returns:
+        ``(B, H, Q, D_v)``.
+
+    Raises:
+        ValueError: the kernel asked for cannot compute this.
+    """
+    router = call.router
+    with torch.no_grad():
+        routed = route(call, asked.query, asked.key, asked.query_positions())
+        if router.observer is not None and router.configs[call.adapter].by_cells and not call.alone:
+            tell_routing(call, asked.key, routed)
+    if call.soft is not None:
+        return _soft(call, call.soft, asked, routed)
+    kernel = _kernel(router.kernel, asked)
+    learns = torch.is_grad_enabled() and any(x.requires_grad for x in (asked.query, asked.key, asked.value))
+    if torch.compiler.is_compiling() and not learns:
+        return _compiled(*_taken_apart(asked, call.pattern, routed), router.path, kernel.name).transpose(1, 2)
+    problem = asked.problem(call.pattern, *routed)
+    tell_attention(call, problem)
+    return focus_attention(problem, path=router.path, kernel=kernel)
+
+
+def tell_attention(call: Call, problem: Problem) -> None:
+    """Tell who observes attention of a call."""
+    for observer in call.router.attention_observers:
+        seen = Seen(call.router, problem.query, problem.key, problem.value, problem.scores.scale, problem.who)
+        observer(seen)
+
+
+def _kernel(named: Kernel | None, asked: Asked) -> Kernel:
+    if named is None:
+        return find_kernel(asked.query, asked.value)
+    if (why := named.unsupported(asked.query, asked.value)) is not None:
+        raise ValueError(
+            f"kernel {named.name!r} cannot compute this attention: {why}. Choose another one, or 'auto', with "
+            "focus_hf.set_routing(model, kernel=...)."
+        )
+    return named
+
+
+def _soft(call: Call, soft: SoftGate, asked: Asked, routed: Routed) -> Tensor:
+    """Training: ``(B, H, T, D_v)``."""
+    problem, kernel, assignments = asked.problem(call.pattern, *routed), call.router.kernel, soft.assignments
+    tell_attention(call, problem)
+    parts = split_over(call.router.get_base_layer()) if several() else None
+    if parts is not None:
+        assignments = GradientsOfAllParts.apply(assignments, parts)
+    if soft.name == HARD_GATE:
+        output = focus_attention(problem, kernel=kernel)
+        return credit_memberships(output, assignments, problem, kernel=kernel)
+    return gated_attention(problem, assignments, gate=soft.name, strength=soft.strength)
+
+
+def _taken_apart(asked: Asked, pattern: Pattern, routed: Routed) -> tuple:
+    """What `_compiled` takes."""
+    s = asked.scores
+    tensors = (asked.query, asked.key, asked.value, asked.mask, *routed, s.sink_logits, s.bias)
+    numbers = (pattern.local_window, pattern.sink_tokens, pattern.dense_below, s.scale, s.softcap, s.dropout)
+    return *tensors, *numbers, asked.dropped, asked.is_sliding
+
+
+# Which tokens meet depends on the data, which torch.compile cannot trace and a CUDA graph cannot record: to both, the
+# attention of a call is one opaque operation.
+@torch.library.custom_op("focus_hf::hard_attention", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))
+def _compiled(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    groups: Tensor,
+    reads: Tensor,
+    memberships: Tensor | None,
+    s_aux: Tensor | None,
+    bias: Tensor | None,
+    local_window: int,
+    sink_tokens: int,
+    dense_below: int,
+    scale: float,
+    softcap: float | None,
+    dropout: float,
+    dropped: int,
+    is_sliding: bool,
+    path: str,
+    kernel: str,
+) -> Tensor:
+    """`focus_attention` under the model's mask, as an operation: ``(B, Q, H, D_v)``, contiguous."""
+    scores = Scores(scale, softcap, s_aux, dropout, bias)
+    asked = Asked(query, key, value, mask, scores, dropped, is_sliding)
+    problem = asked.problem(Pattern(local_window, sink_tokens, dense_below), groups, reads, memberships)
+    return focus_attention(problem, path=path, kernel=kernel_named(kernel)).transpose(1, 2).contiguous()
+
+
+@_compiled.register_fake
+def _(query: Tensor, key: Tensor, value: Tensor, *_: object) -> Tensor:
+    batch, heads, queries = query.shape[:3]
+    return query.new_empty(batch, queries, heads, value.shape[-1])

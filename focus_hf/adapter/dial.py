@@ -1,0 +1,114 @@
+"""The dial of routing by cells: from a share of pairs to the thresholds above which cells are read.
+
+The curves of an adapter say, at several positions, which share of the earlier tokens a query there attends to under
+which threshold. A query's threshold then follows from the share that is asked for and its own position, so that any
+context attends to that share of its pairs, and a token's routing does not depend on how many come after it.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from ..settings import FocusSettings
+
+#: Reads no cell, and reads all of them.
+NOTHING, EVERYTHING = 1e6, -1e6
+
+
+def thresholds(settings: FocusSettings, positions: Tensor) -> Tensor | float:
+    """The threshold of queries.
+
+    Args:
+        settings: of the adapter.
+        positions: integers ``(B, Q)``; negative for padding.
+
+    Returns:
+        float32 ``(B, Q)``, or one number for all.
+    """
+    share = settings.pairs
+    if share is None or share >= 1 or not settings.pairs_curves:
+        return EVERYTHING if share is not None and share >= 1 else settings.threshold
+    by_position = _at_positions(_frozen(settings.pairs_curves), share)
+    length = 1 << max(int(positions.shape[-1]), 4096).bit_length()
+    while True:
+        table = _table(by_position, length).to(positions.device)
+        if torch.compiler.is_compiling() or positions.device.type != "cpu" or int(positions.max()) < length:
+            return table[positions.clamp(min=0, max=length - 1)]
+        length *= 2
+
+
+def share_at(curves: Mapping[str, Sequence[Sequence[float]]], length: int, threshold: float) -> float:
+    """The share of pairs that a context attends to under one threshold for all of its tokens.
+
+    Args:
+        curves: of the adapter.
+        length: tokens of the context.
+        threshold: the dial.
+    """
+    points = sorted((math.log2(int(position)), _share(points, threshold)) for position, points in curves.items())
+    positions = [(i + 0.5) * length / 256 for i in range(256)]
+    shares = [_interpolate(points, math.log2(max(position, 1.0))) for position in positions]
+    return sum(p * s for p, s in zip(positions, shares, strict=True)) / sum(positions)
+
+
+def threshold_for(curves: Mapping[str, Sequence[Sequence[float]]], length: int, share: float) -> float:
+    """The one threshold under which a context of this length attends to a share of its pairs; see `share_at`."""
+    low, high = EVERYTHING, NOTHING
+    every = sorted(point[0] for points in curves.values() for point in points)
+    low, high = every[0] - 1.0, every[-1] + 1.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        if share_at(curves, length, middle) > share:
+            low = middle
+        else:
+            high = middle
+    return (low + high) / 2
+
+
+Curves = tuple[tuple[float, tuple[tuple[float, float], ...]], ...]
+
+
+def _frozen(curves: Mapping[str, Sequence[Sequence[float]]]) -> Curves:
+    return tuple(
+        sorted((math.log2(int(name)), tuple((p[0], p[1]) for p in points)) for name, points in curves.items())
+    )
+
+
+@functools.lru_cache(maxsize=64)
+def _at_positions(curves: Curves, share: float) -> tuple[tuple[float, float], ...]:
+    """The threshold for a share, at the logarithm of each position of the curves."""
+    return tuple((place, _interpolate([(s, t) for t, s in points], share)) for place, points in curves)
+
+
+@functools.lru_cache(maxsize=64)
+def _table(points: tuple[tuple[float, float], ...], length: int) -> Tensor:
+    """Thresholds of the first so many positions: float32 ``(length,)``."""
+    with torch.inference_mode(False):
+        places = torch.arange(length).clamp(min=1).double().log2()
+        at = torch.tensor([place for place, _ in points], dtype=torch.float64)
+        values = torch.tensor([value for _, value in points], dtype=torch.float64)
+        upper = torch.searchsorted(at, places).clamp(max=len(points) - 1)
+        lower = (upper - 1).clamp(min=0)
+        width = (at[upper] - at[lower]).clamp(min=1e-9)
+        part = ((places - at[lower]) / width).clamp(0, 1)
+        return torch.lerp(values[lower], values[upper], part).float()
+
+
+def _share(points: Sequence[Sequence[float]], threshold: float) -> float:
+    """The share under a threshold, by a curve of ``[threshold, share]`` whose thresholds fall."""
+    return _interpolate([(-t, s) for t, s in points], -threshold)
+
+
+def _interpolate(points: Sequence[tuple[float, float]], x: float) -> float:
+    """Piecewise linear through points that ascend, constant beyond them."""
+    if x <= points[0][0]:
+        return points[0][1]
+    for (x0, y0), (x1, y1) in zip(points, points[1:], strict=False):
+        if x <= x1:
+            return y0 + (y1 - y0) * (x - x0) / max(x1 - x0, 1e-12)
+    return points[-1][1]

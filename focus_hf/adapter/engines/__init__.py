@@ -1,0 +1,1 @@
+"""Engines that keep keys in pages of their own: transformers' continuous batching."""

@@ -1,0 +1,86 @@
+"""Packed calls: the new tokens of many requests in one row; which of them are whose, and where their keys stand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...attention import PADDING
+from ..masks import added_to_scores
+
+
+@dataclass(eq=False)
+class Packed:
+    """Which tokens of a packed call are whose, and where their keys stand.
+
+    Args:
+        rows: integers ``(keys,)``, where the keys stand in the cache: request after request, each from its first token
+            to the last new one.
+        query_edges: where the new tokens of each request begin in the call, and where the last one's end.
+        key_edges: likewise in ``rows``.
+    """
+
+    rows: Tensor
+    query_edges: list[int]
+    key_edges: list[int]
+
+    @property
+    def longest(self) -> int:
+        """Keys of the longest request."""
+        return max(stop - start for start, stop in _spans(self.key_edges))
+
+    def requests(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """The requests, those with one new token together, each other one by itself.
+
+        Yields:
+            Which new tokens ``(R, Q)``; which rows of the cache their keys are ``(R, S)``, aligned at the right; and the
+            positions of the keys ``(R, S)``, `PADDING` where a request has fewer.
+        """
+        single: list[tuple[int, int, int]] = []
+        for (q, q_stop), (k, k_stop) in zip(_spans(self.query_edges), _spans(self.key_edges), strict=True):
+            if q_stop - q == 1:
+                single.append((q, k, k_stop))
+            elif q_stop > q:
+                new = torch.arange(q, q_stop, device=self.rows.device)[None]
+                yield new, self.rows[None, k:k_stop], torch.arange(k_stop - k, device=self.rows.device)[None]
+        if single:
+            query, start, stop = torch.tensor(single, device=self.rows.device).T
+            longest = max(k_stop - k for _, k, k_stop in single)
+            keys = stop[:, None] - longest + torch.arange(longest, device=stop.device)
+            positions = torch.where(keys < start[:, None], PADDING, keys - start[:, None])
+            yield query[:, None], self.rows[keys.clamp(min=0)], positions
+
+
+def _spans(edges: list[int]) -> Iterator[tuple[int, int]]:
+    return zip(edges[:-1], edges[1:], strict=True)
+
+
+class PackedPages(Packed):
+    """A packed call of transformers' continuous batching.
+
+    Args:
+        pages: the allocator of the layers, from `pages_of`.
+        kwargs: of an attention module.
+    """
+
+    def __init__(self, pages: Any, kwargs: dict[str, Any]) -> None:
+        self.written: Tensor = kwargs["write_index"][pages.index]
+        read: Tensor = kwargs["read_index"][pages.index]
+        rows = self.written if read.numel() == 0 else read  # no token of the call looks back at an earlier call's
+        super().__init__(rows, kwargs["cu_seq_lens_q"].tolist(), kwargs["cu_seq_lens_k"][pages.layer_type].tolist())
+        self._asked: tuple[Tensor, bool] | None = None
+
+    def adds_to_scores(self, mask: Tensor | None) -> bool:
+        """Whether the batch's mask does more than hide pairs.
+
+        Asked once a step: all layers of these pages are handed the same mask, which is as large as the batch.
+        """
+        if mask is None:
+            return False
+        if self._asked is None or self._asked[0] is not mask:
+            self._asked = mask, added_to_scores(mask) is not None
+        return self._asked[1]

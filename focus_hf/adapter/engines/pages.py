@@ -1,0 +1,94 @@
+"""Blocks of pages that requests share because they begin alike are shared only under the same adapter and settings.
+
+transformers finds them by a hash of their tokens; here the hash is of the adapter and its settings, too.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import weakref
+from typing import Any
+
+from transformers.generation.continuous_batching import PagedAttentionCache
+
+from ..layer import FocusLayer
+
+
+def find_pages(kwargs: dict[str, Any]) -> PagedAttentionCache | None:
+    """The paged cache among an attention module's arguments, in continuous batching."""
+    cache = kwargs.get("cache")
+    return cache if isinstance(cache, PagedAttentionCache) else None
+
+
+def pages_of(cache: PagedAttentionCache, router: FocusLayer) -> Any:
+    """The allocator of a layer's pages, which now tells settings apart."""
+    allocator: Any = cache.layer_to_allocator[router.layer_idx]
+    if not hasattr(allocator, "salts"):
+        allocator.__class__ = _salted(allocator.__class__)
+        allocator.routers, allocator.salts = {}, {}
+    allocator.routers[router.layer_idx] = weakref.ref(router)
+    return allocator
+
+
+def _settings(routers: list[FocusLayer]) -> bytes:
+    """What the keys of the next token depend on, besides the tokens: which adapters are active, and how they route."""
+    configs: dict[int, str] = {}
+    layers: list[object] = []
+    for router in routers:
+        for config in router.configs.values():
+            configs[id(config)] = repr(config)
+        own = [p for name in router.configs for p in router.tensors_of(name)]
+        tensors = [(p.data_ptr(), 0 if p.is_inference() else p._version) for p in own]
+        layers.append((router.active_adapters, router.disable_adapters, router.mode, router.window, tensors))
+    return repr((layers, list(configs.values()))).encode()
+
+
+@functools.cache
+def _salted(allocator_class: Any) -> type:
+    """A subclass of an allocator's own class whose hashes are of the settings, too."""
+
+    class SaltedAllocator(allocator_class):
+        routers: dict[int, weakref.ref[FocusLayer]]
+        #: By request: the settings that its first token was cached under.
+        salts: dict[str, int]
+
+        def salt(self) -> int:
+            """A number for the adapter and its settings as they are now, within the bits that tokens leave free."""
+            routers = [router for found in self.routers.values() if (router := found()) is not None]
+            digest = hashlib.blake2b(_settings(routers), digest_size=4).digest()
+            return int.from_bytes(digest, "little") & 0x7FFFFFFF
+
+        def allocate_cache_to_request(self, request_id: str, past_length: int, query_length: int) -> None:
+            super().allocate_cache_to_request(request_id, past_length, query_length)
+            if past_length == 0 or request_id not in self.salts:
+                self.salts[request_id] = self.salt()
+
+        def free_blocks(self, request_id: str, no_cache: bool = False) -> None:
+            if not no_cache:  # or it only waits
+                self.salts.pop(request_id, None)
+            super().free_blocks(request_id, no_cache)
+
+        def free_all_requests(self) -> None:
+            super().free_all_requests()
+            self.salts.clear()
+
+        def match_prefix_blocks(self, prompt_ids: list[int]) -> list[int]:
+            salt = self.salt()
+            return super().match_prefix_blocks([token ^ salt for token in prompt_ids])
+
+        def acquire_prefix_blocks(self, request_id: str, prefix_len: int, block_ids: list[int]) -> None:
+            super().acquire_prefix_blocks(request_id, prefix_len, block_ids)
+            self.salts[request_id] = self.salt()
+
+        def fork_blocks(self, source_request_id: str, dest_request_id: str, past_length: int) -> Any:
+            self.salts[dest_request_id] = self.salts.get(source_request_id, self.salt())
+            return super().fork_blocks(source_request_id, dest_request_id, past_length)
+
+        def mark_complete_blocks(self, request_id: str, token_ids: list[int], new_new_blocks: int) -> None:
+            salt = self.salt()
+            if self.salts.setdefault(request_id, salt) == salt:  # else its tokens are of several settings
+                super().mark_complete_blocks(request_id, [token ^ salt for token in token_ids], new_new_blocks)
+
+    SaltedAllocator.__name__ = SaltedAllocator.__qualname__ = f"{allocator_class.__name__}Salted"
+    return SaltedAllocator

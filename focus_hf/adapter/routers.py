@@ -1,0 +1,174 @@
+"""Routers: from what a layer has (hidden states, queries, keys) to the group of each key and what each query reads.
+
+Another source of routing is one function here, its test and its fit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from ..ranks import several, split_over
+from ..routing import sets
+from ..routing.cells import CellRouter, cell_reads, key_groups
+from .call import Call
+from .dial import thresholds
+from .remembered import same_keys
+from .rotation import angles, turned_back
+
+#: Groups of keys, integers ``(B, 1 or H_kv, S)``; what queries read, bool ``(B, 1 or H_kv, Q, K, bands)``; and, where a
+#: routing is shared, in which groups tokens are, bool ``(B, S, K)``.
+Routed = tuple[Tensor, Tensor, Tensor | None]
+
+
+def route(call: Call, query: Tensor, key: Tensor, positions: Tensor) -> Routed:
+    """The routing of a call; its ``groups`` then are what there is to remember.
+
+    Args:
+        call: that is made.
+        query: of the new tokens, positions applied, ``(B, H, Q, D)``.
+        key: of all tokens that the layer holds, ``(B, H_kv, S, D)``.
+        positions: of the queries, integers ``(B, Q)``.
+    """
+    if call.alone:
+        return no_groups(key, query.shape[2])
+    if call.router.configs[call.adapter].by_cells:
+        return by_cells(call, query, key, positions)
+    return shared(call, key)
+
+
+def no_groups(key: Tensor, num_queries: int) -> Routed:
+    """Nobody reads a group."""
+    batch, _, length, _ = key.shape
+    groups = torch.zeros(batch, 1, length, dtype=torch.uint8, device=key.device)
+    nothing = torch.zeros(batch, 1, num_queries, 1, 1, dtype=torch.bool, device=key.device)
+    return groups, nothing, torch.zeros(batch, length, 0, dtype=torch.bool, device=key.device)
+
+
+# -- one routing for all heads, made of hidden states (the paper's) ----------------------------------------------------
+
+
+def shared(call: Call, key: Tensor) -> Routed:
+    """Each token is in its ``top_k`` best groups, and reads the keys that it has one in common with."""
+    assert call.ranking is not None
+    config, new = call.router.configs[call.adapter], call.ranking.shape[1]
+    ranking = call.groups = torch.cat([earlier_ranking(call, key), call.ranking], dim=1)
+    ranking = ranking[:, -key.shape[2] :]  # a sliding layer has dropped the oldest
+    call.complete = not call.seen or (call.untouched and call.memory is not None and call.memory.complete)
+    unknown = None if call.complete and call.paged is None else ranking[..., :1] < 0
+    chosen = ranking[..., : config.top_k].long().clamp(min=0)
+    members = torch.zeros(*ranking.shape[:2], config.num_groups, dtype=torch.bool, device=key.device)
+    members.scatter_(-1, chosen, True)
+    numbers = sets.set_numbers(members, config.top_k)
+    if config.top_k == 1:
+        reads = members[:, -new:]
+    else:
+        reads = sets.meeting(config.num_groups, config.top_k, key.device)[numbers[:, -new:]]
+    if unknown is not None:  # cached while the adapter was off, or by another one: attended by all, as in the base model
+        numbers = torch.where(unknown.squeeze(-1), reads.shape[-1], numbers)
+        reads = torch.cat([reads, torch.ones_like(reads[..., :1])], dim=-1)
+        members = members | unknown
+    dtype = torch.uint8 if reads.shape[-1] <= 256 else torch.int16
+    return numbers.to(dtype)[:, None], reads[:, None, ..., None], members
+
+
+def earlier_ranking(call: Call, key: Tensor) -> Tensor:
+    """Groups of the tokens before the new ones, the best first: int16 ``(B, seen, K)``; -1 where nobody knows.
+
+    Args:
+        call: that is made.
+        key: of all tokens, ``(B, H_kv, S, D)``.
+    """
+    assert call.ranking is not None
+    batch, new, width = call.ranking.shape
+    memory = call.memory
+    if memory is not None and memory.groups is not None and memory.groups.shape[0] == batch and call.untouched:
+        return memory.groups
+    ranking = call.ranking.new_full((batch, call.seen, width), -1)
+    if memory is None or memory.groups is None or memory.keys is None or key.shape[2] != call.seen + new:
+        return ranking
+    place = same_keys(memory.keys[:, :, : memory.groups.shape[1]], key[:, :, : call.seen])
+    known = memory.groups.to(key.device).flatten(0, 1)[place.clamp(min=0)]
+    return torch.where(place[..., None] < 0, ranking, known)
+
+
+@torch.no_grad()
+def rank_groups(scores: Tensor, balance: Tensor) -> Tensor:
+    """The groups of each token, the best first: int16 ``(B, T, K)`` from scores ``(B, T, K)`` and balance ``(K,)``."""
+    return (scores + balance).sort(dim=-1, descending=True, stable=True).indices.to(torch.int16)
+
+
+# -- cells: each head by itself, made of its keys and queries ----------------------------------------------------------
+
+
+def by_cells(call: Call, query: Tensor, key: Tensor, positions: Tensor) -> Routed:
+    """A key is in the group of its content; a query reads groups at distances (`focus_hf.routing.cells`)."""
+    config, router = call.router.configs[call.adapter], own_heads(call, key.shape[1])
+    memory, new = call.memory, query.shape[2]
+    known = None if memory is None or not call.untouched or call.seen == 0 else memory.groups
+    if known is not None and known.shape[:2] == key.shape[:2] and known.shape[2] == key.shape[2] - new:
+        groups = torch.cat([known, _groups(call, key, router, new)], dim=2)
+    else:
+        groups = _groups(call, key, router, key.shape[2])
+    call.groups = groups
+    threshold = thresholds(config, positions)
+    return groups, cell_reads(query, positions, router, threshold, config.local_window), None
+
+
+def own_heads(call: Call, kv_heads: int) -> CellRouter:
+    """The tensors of the key/value heads that this process has.
+
+    Raises:
+        ValueError: it is not known which these are.
+    """
+    router = call.router.cell_router(call.adapter)
+    total = router.centroids.shape[0]
+    if kv_heads == total:
+        return router
+    parts: DeviceMesh | None = split_over(call.router.get_base_layer()) if several() else None
+    if parts is None or kv_heads * parts.size() != total:
+        raise ValueError(
+            f"This process has {kv_heads} of a layer's {total} key/value heads, and it is not known which. Split the "
+            'model with transformers\' DistributedConfig(tp_plan="auto") over a number of processes that divides '
+            f"{total}."
+        )
+    first = parts.get_local_rank() * kv_heads
+    return replace(router, **{name: tensor[first : first + kv_heads] for name, tensor in vars(router).items()})
+
+
+def _groups(call: Call, key: Tensor, router: CellRouter, count: int) -> Tensor:
+    """Groups of the last so many keys."""
+    return key_groups(plain_keys(call, key, count), router)
+
+
+def plain_keys(call: Call, key: Tensor, count: int) -> Tensor:
+    """The last so many of a call's keys, as they were before positions were applied: ``(B, H_kv, count, D)``."""
+    own, turn = key[:, :, key.shape[2] - count :], call.rotary
+    if turn is None:
+        return own
+    if count > turn[0].shape[1]:
+        turn = _all_angles(call, key, turn)
+    cos, sin = (x[:, x.shape[1] - count :] for x in turn)
+    return turned_back(call.router.get_base_layer(), own, cos, sin)
+
+
+def _all_angles(call: Call, key: Tensor, new: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Angles of all keys: the tokens before the new ones stand next to each other, and to them."""
+    count, rotary = new[0].shape[1], call.router.rotary
+    places = torch.arange(key.shape[2], device=key.device)[None]
+    if call.position_ids is not None and call.position_ids.dim() == 2:
+        first = call.position_ids[:, :1]
+    else:
+        first = places[:, -count:][:, :1] * 0 + call.seen
+    positions = (first - (key.shape[2] - count) + places).clamp(min=0)
+    found = None if rotary is None else angles(rotary, call.router.get_base_layer(), positions, new)
+    if found is None:
+        raise ValueError(
+            f"{call.router.name}: the cache was changed, and it is not known how this model makes the angles of its "
+            "positions. Start from an empty cache."
+        )
+    return found
+
