@@ -23,7 +23,6 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from ..adapter.interface import focus_attention_forward
 from ..adapter.masks import added_to_scores
 from ..evaluate.modes import device_of
-from .recall import slope_of_recall
 from .store import write
 
 _CAPTURE = "focus_capture"
@@ -45,7 +44,6 @@ def capture(
     *,
     rows: int,
     seed: int,
-    copied: Mapping[int, Tensor] | None = None,
     checkpointing: bool = False,
     tick: Callable[[], None] = lambda: None,
 ) -> None:
@@ -58,8 +56,6 @@ def capture(
         folder: to write into, see `store.read`.
         rows: queries to keep of each window.
         seed: of the sampled targets and queries.
-        copied: for windows with copies, by number, which of their tokens are copied: of these windows gradients are
-            those of recall, see `recall.slope_of_recall`.
         checkpointing: compute a layer's activations again in the backward pass instead of keeping them.
         tick: called after each window.
     """
@@ -73,18 +69,15 @@ def capture(
             positions = sampled_positions(len(window), rows, generator)
             recorder = _Recorder(layers, positions, partial(write, folder, number))
             with recorder:
-                _backward(model, window, (copied or {}).get(number), generator)
+                _backward(model, window, generator)
             recorder.finish()
             tick()
 
 
-def _backward(model: Any, window: Tensor, copied: Tensor | None, generator: torch.Generator) -> None:
+def _backward(model: Any, window: Tensor, generator: torch.Generator) -> None:
     logits = model(input_ids=window[None].to(device_of(model)), use_cache=False).logits
     with torch.no_grad():
-        if copied is None:
-            slope = _slope_of_sampled_targets(logits[0].float(), generator)
-        else:
-            slope = slope_of_recall(logits[0].float(), window, copied, generator)
+        slope = _slope_of_sampled_targets(logits[0].float(), generator)
     logits.backward(slope[None].to(logits.dtype))
 
 

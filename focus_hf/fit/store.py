@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -105,14 +104,6 @@ def write(folder: Path, window: int, layer: int, tensors: Mapping[str, Tensor]) 
         save_file(stored, _path(folder, window, layer))
     except (SafetensorError, OSError) as error:
         raise OSError(f"cannot write to {folder} ({error}): free some space, or name another scratch_dir.") from error
-
-
-def bytes_per_window(model_config: Any, length: int, rows: int) -> int:
-    """About how much a file takes, from the shapes in a model's configuration."""
-    heads = int(getattr(model_config, "num_attention_heads", 1))
-    kv_heads = int(getattr(model_config, "num_key_value_heads", None) or heads)
-    size = int(getattr(model_config, "head_dim", None) or model_config.hidden_size // heads)
-    return 2 * size * (3 * kv_heads * length + 2 * heads * min(rows, length))
 
 
 def _path(folder: Path, window: int, layer: int) -> Path:
