@@ -14,6 +14,9 @@ from .curves import OCTAVES, THRESHOLDS, HeadCurves
 #: Largest offset: a head that loses nothing on the text at hand may lose something on other text.
 _FARTHEST = 2.5
 
+#: How much of what a head chose is kept: it is estimated from few windows.
+_KEPT = 0.75
+
 #: Shares of pairs under which heads are compared.
 _SHARES = (0.1, 0.15, 0.25)
 
@@ -26,7 +29,7 @@ def offsets(curves: HeadCurves) -> Tensor:
 
     For a share of pairs there is a price of a pair under which heads that choose for themselves (each the threshold
     with the smallest loss plus price times pairs) attend to that share. An offset is what a head chose less what heads
-    chose on average, averaged over a few shares.
+    chose on average, averaged over a few shares and drawn towards 0.
 
     Args:
         curves: of all heads.
@@ -37,7 +40,7 @@ def offsets(curves: HeadCurves) -> Tensor:
     loss = curves.loss.sum(dim=1) / curves.queries.sum()
     pairs = curves.pairs.sum(dim=1) / curves.possible.sum()
     chosen = torch.stack([THRESHOLDS[_choose(loss, pairs, share)] for share in _SHARES])
-    found = (chosen - chosen.mean(dim=1, keepdim=True)).mean(dim=0)
+    found = _KEPT * (chosen - chosen.mean(dim=1, keepdim=True)).mean(dim=0)
     return found.clamp(-_FARTHEST, _FARTHEST).half().float()
 
 

@@ -47,8 +47,8 @@ def train_query_router(
 ) -> QueryRouter:
     """Fit several heads by cross-entropy, centroids as they are.
 
-    A query weighs as much as the share of its importance that is not near: those that need nothing far away teach
-    little. Queries start from their product with the centroids.
+    A query weighs the more, up to a limit, the more there is for it that is not near: those that need nothing far away
+    teach little, and no few decide alone. Queries start from their product with the centroids.
 
     Args:
         queries: rotated, the ``r`` of a key/value head side by side, float32 ``(n, N, r D)``.
@@ -88,9 +88,10 @@ def train_query_router(
 
 
 def _weighted(importance: Tensor) -> Tensor:
-    """Targets: a query's distribution over cells and "near", times its weight, which is 1 on average."""
+    """Targets: a query's distribution over cells and "near", times its weight, which is about 1 on average."""
     total = importance.sum(dim=-1, keepdim=True).clamp(min=1e-30)
-    targets = importance / total * (1 - importance[..., -1:] / total)
+    far = total - importance[..., -1:]
+    targets = importance / total * (far / (far + far.mean(dim=1, keepdim=True)).clamp(min=1e-30))
     return targets / targets.sum(dim=(1, 2), keepdim=True).clamp(min=1e-30) * targets.shape[1]
 
 

@@ -48,9 +48,9 @@ class FitRecipe:
     base_model: str | None = _option("Hub id of the base model for the card, if the model is a folder.", None)
     num_groups: int = _option("Groups per key/value head (K).", 64)
     group_dim: int = _option("Dimension of the centroids (d_g).", 16)
-    local_window: int = _option("Distance up to which all pairs are attended (w).", 64)
+    local_window: int = _option("Distance up to which all pairs are attended (w).", 32)
     sink_tokens: int = _option("First tokens that every token may attend to.", 4)
-    num_bands: int = _option("Bands of distance beyond the window, which double; the last one is open.", 6)
+    num_bands: int = _option("Bands of distance beyond the window, which double; the last one is open.", 7)
     dense_below: int = _option("Positions below it attend to everything before them; shorter prompts are dense.", 0)
     seq_len: list[int] = _several(
         "Tokens per window; may be repeated. The longest should be the length to be served. [default: 2048]"
