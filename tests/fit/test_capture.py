@@ -8,8 +8,8 @@ from torch.nn import functional as F
 
 from focus_hf.adapter.targets import find_targets
 from focus_hf.fit.capture import capture, sampled_positions
-from focus_hf.fit.importance import DenseRows
 from focus_hf.fit.estimate import Shapes
+from focus_hf.fit.importance import DenseRows
 from focus_hf.fit.store import LayerWindow, read, write
 from tests.families import FAMILIES, base_model, focus_config, logits, token_ids
 
