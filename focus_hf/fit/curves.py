@@ -21,9 +21,9 @@ from .store import LayerWindow
 #: Thresholds at which everything is measured, from the one that reads most.
 THRESHOLDS = torch.arange(-24.0, 4.0, 0.25)
 
-#: Queries are told apart by the octave of their position: this many, the first one up to 2 ** 6.
-OCTAVES = 18
-_FIRST_OCTAVE = 6
+#: Queries are told apart by the octave of their position: this many, the first one up to 2 ** 4.
+OCTAVES = 20
+_FIRST_OCTAVE = 4
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class HeadCurves:
 
 
 def octave(positions: Tensor) -> Tensor:
-    """0 below 64, then 1 below 128, and so on: int64."""
+    """0 below 16, then 1 below 32, and so on: int64."""
     return (positions.clamp(min=1).double().log2().floor().long() - (_FIRST_OCTAVE - 1)).clamp(0, OCTAVES - 1)
 
 

@@ -20,6 +20,9 @@ _KEPT = 0.75
 #: Shares of pairs under which heads are compared.
 _SHARES = (0.1, 0.15, 0.25)
 
+#: Of an octave whose share of pairs the dial changes by less there is no curve.
+_LEAST = 0.05
+
 #: Points of a curve of pairs.
 _POINTS = 24
 
@@ -66,6 +69,8 @@ def pairs_curves(curves: HeadCurves) -> dict[str, list[list[float]]]:
         if not float(curves.queries[number]):
             continue
         shares = curves.pairs[:, number].mean(dim=0) / curves.possible[number]
+        if shares[0] - shares[-1] < _LEAST:  # window and sinks are all there is
+            continue
         steps = torch.linspace(0, 1, _POINTS, dtype=torch.float64).square()  # more of them where few pairs are read
         wanted = shares[-1] + steps * (shares[0] - shares[-1])
         places = (shares - wanted[:, None]).abs().argmin(dim=1).unique(sorted=True).flip(0).tolist()

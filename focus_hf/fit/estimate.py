@@ -14,7 +14,7 @@ _KEPT_BY_A_LAYER = 16
 
 #: What a layer's fit computes for a score of attention (weights, effects, their sums by cell), and what training does
 #: for a cell of a query, in floating-point operations of a matrix product that would take as long.
-_PER_SCORE, _PER_CELL = 1200, 400
+_PER_SCORE, _PER_CELL = 2000, 1000
 
 #: Queries of a step of training.
 _BATCH = 1024

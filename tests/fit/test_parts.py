@@ -189,7 +189,7 @@ def test_an_offset_is_a_shift_of_the_threshold():
 def test_octaves_hold_the_positions_below_powers_of_two():
     for length in (128, 1024, 8192):
         assert int(octave(torch.tensor(length - 1))) + 1 == int(octave(torch.tensor(length)))
-    assert octave(torch.tensor([0, 1, 63, 64])).tolist() == [0, 0, 0, 1]
+    assert octave(torch.tensor([0, 1, 15, 16, 31, 32])).tolist() == [0, 0, 0, 1, 1, 2]
 
 
 def simple_curves(prices: list[float]) -> HeadCurves:
@@ -197,7 +197,7 @@ def simple_curves(prices: list[float]) -> HeadCurves:
     octaves, grid = measuring.OCTAVES, len(THRESHOLDS)
     share = torch.linspace(1, 0.1, grid, dtype=torch.float64)
     queries, possible = torch.zeros(2, octaves, dtype=torch.float64)
-    queries[1:5], possible[1:5] = 10.0, torch.tensor([1e3, 2e3, 4e3, 8e3], dtype=torch.float64)
+    queries[3:7], possible[3:7] = 10.0, torch.tensor([1e3, 2e3, 4e3, 8e3], dtype=torch.float64)
     pairs = (share * possible[:, None]).expand(len(prices), -1, -1)
     loss = torch.stack([price * (-8 * share).exp() * queries[:, None] for price in prices])
     window_share = torch.tensor([0.1, 0.3, 0.5], dtype=torch.float64)
