@@ -124,7 +124,7 @@ def test_compiled_as_launched():
             assert got["wide_copies"] >= 8 and not got["scalar_loads"], (name, got)
             assert got["narrow_copies"] <= 16, (name, got)  # of lists, which are numbers
         if kernel == "_gather":
-            assert got["mma"] and got["shared"] <= 56 * 1024 and got["registers"] <= 168, (name, got)
+            assert got["mma"] and got["shared"] <= 56 * 1024, (name, got)
         if kernel == "_prompt":
             assert (got["wgmma"], got["mma"])[capability == "80"], (name, got)
             assert all(down > 1 and across == 1 for down, across, *_ in got["layouts"]), (name, got)  # rows are shared
