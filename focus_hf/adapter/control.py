@@ -37,11 +37,11 @@ def set_routing(
 
     Args:
         model: a model with at least one Focus adapter.
-        pairs: with ``routing="cells"``, the dial: the share of its pairs that a context attends to, 0 to 1, at any length.
-            Less than what window and sinks take cannot be had; 1 is dense attention. Saved with the adapter.
+        pairs: with ``routing="cells"``, the dial: the share of its pairs that a context attends to, 0 to 1, at any
+            length. Less than what window and sinks take cannot be had; 1 is dense attention. Saved with the adapter.
         threshold: the plain number behind it, for all positions; lower reads more.
-        length: with ``pairs``: tune the dial to contexts of this many tokens, with one threshold that has them attend to
-            so many pairs: shorter ones attend to more then, longer ones to fewer.
+        length: with ``pairs``: tune the dial to contexts of this many tokens, with one threshold that has them attend
+            to so many pairs: shorter ones attend to more then, longer ones to fewer.
         top_k: with ``routing="shared"``, groups per token, 1 to its ``num_groups``. More is closer to dense attention
             and slower. Saved with the adapter.
         dense_below: positions below it attend to everything before them, so that contexts of up to so many tokens are
@@ -107,7 +107,7 @@ def dial_changes(
     if top_k is not None:
         if config.by_cells:
             raise ValueError(
-                f"top_k={top_k!r} is for routing='shared'; this adapter routes by cells: use pairs, such as pairs=0.25."
+                f"top_k={top_k!r} is for routing='shared'; this adapter routes by cells: use pairs, as in pairs=0.25."
             )
         if not isinstance(top_k, int) or isinstance(top_k, bool) or not 1 <= top_k <= config.num_groups:
             raise ValueError(f"top_k must be an integer from 1 to num_groups ({config.num_groups}), got {top_k!r}.")

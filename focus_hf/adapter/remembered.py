@@ -1,8 +1,8 @@
 """What stands beside a cache: the groups of the keys in it, for as long as nobody else touched them.
 
 A key's group is a function of that key, so what is kept is a cache of a function. It holds for the tensors that the
-cache had when we last saw them; whatever a cache does (crop, reorder, select, copy, quantise, offload), its tensors are
-then others, and no code of ours has to follow.
+cache had when we last saw them; whatever a cache does (crop, reorder, select, copy, quantise, offload), its tensors
+are then others, and no code of ours has to follow.
 """
 
 from __future__ import annotations
