@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..escape import one_line
 from ..files import write_atomically
 from .app import app, show, stderr
 from .flags import AsJson, License, NamedBase
@@ -111,7 +112,12 @@ def push(
 def _planned(plan: PushPlan) -> str:
     lines = [f"Would push to {plan.repo_id}:", *(f"  {name} ({size:,} bytes)" for name, size in plan.files.items())]
     lines += [f"Note: {note}" for note in plan.notes]
-    return "\n".join([*lines, *([plan.card_changes] if plan.card_changes else [])])
+    lines += plan.card_changes.split("\n") if plan.card_changes else []
+    return "\n".join(one_line(line, limit=_LONGEST_LINE) for line in lines)  # a stranger's words among them
+
+
+#: Characters of a line of a card that are shown.
+_LONGEST_LINE = 3_000
 
 
 @app.command(epilog="Example: focus-hf pull me/llama-focus ./adapter")

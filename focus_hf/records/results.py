@@ -160,6 +160,7 @@ class Results:
         evaluations: perplexities; the first is the one that stands on top of the card.
         retrieval: rows of the long-range probe, see `focus_hf.evaluate.RetrievalRow`.
         ruler: rows of RULER's tasks, see `focus_hf.evaluate.ruler.RulerRow`.
+        code: rows of tasks on code, see `focus_hf.evaluate.code_tasks.CodeRow`.
         benchmarks: rows of lm-evaluation-harness, dense against Focus: ``task``, ``metric``, ``dense``, ``focus``,
             ``stderr``, ``dataset``.
         speed: rows of the benchmark, dense against Focus: ``what``, ``length``, ``num_groups``, ``top_k``,
@@ -175,6 +176,7 @@ class Results:
     evaluations: list[Evaluation] = field(default_factory=list)
     retrieval: list[dict[str, Any]] = field(default_factory=list)
     ruler: list[dict[str, Any]] = field(default_factory=list)
+    code: list[dict[str, Any]] = field(default_factory=list)
     benchmarks: list[dict[str, Any]] = field(default_factory=list)
     speed: list[dict[str, Any]] = field(default_factory=list)
     weights_sha256: str = ""
