@@ -82,9 +82,14 @@ def head_words(head: Head, tokens: Sequence[str], starts: Sequence[int], pattern
     sizes = np.bincount(head.groups, minlength=len(weight)) / max(len(tokens), 1)
     groups = [
         GroupWords(
-            g, group_name(names[g]), names[g], float(sizes[g]), float(weight[g]), told_distance([g], head, pattern)
+            group=group,
+            name=group_name(typical[group]),
+            tokens=typical[group],
+            size=float(sizes[group]),
+            weight=float(weight[group]),
+            distance=told_distance([group], head, pattern),
         )
-        for g in order
+        for group in order
     ]
     return HeadWords(_sentence(head, far, order, groups, excess, pattern), far, far * float(excess.sum()), groups)
 
