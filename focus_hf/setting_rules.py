@@ -133,7 +133,7 @@ RULES = {
     "threshold": _number(-1e6, 1e6),
     "pairs": _number(0, 1).or_none(),
     "pairs_curves": Rule(
-        'a mapping from positions, such as "4096", to [threshold, share of pairs], shares ascending, thresholds falling',
+        'a mapping from positions, such as "4096", to [threshold, share of pairs], shares rising, thresholds falling',
         _are_curves,
     ).or_none(),
     "num_groups": _integer(1, 1024),

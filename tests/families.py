@@ -89,6 +89,12 @@ def focus_config(**changes: Any) -> FocusConfig:
     return FocusConfig(**{**values, **changes})
 
 
+#: With ``routing="cells"``: a random router reads some cells and leaves others under this threshold.
+CELLS: dict[str, Any] = {"routing": "cells", "num_bands": 3, "group_dim": 4, "threshold": -5.5}
+
+ROUTINGS: dict[str, dict[str, Any]] = {"shared": {}, "cells": CELLS}
+
+
 def focus_model(family: str, seed: int = 1, **changes: Any) -> Any:
     """The family's model with a random adapter, in eval mode."""
     base = base_model(family)  # the first one made of a family takes random numbers
@@ -99,10 +105,14 @@ def focus_model(family: str, seed: int = 1, **changes: Any) -> Any:
 
 
 def unbalance(model: Any) -> None:
-    """Give the balance potentials random values, so that they must be honoured to get the right result."""
+    """Give the balance potentials random values, so that they must be honoured to get the right result, and routers by
+    cells values that make groups of a few keys and queries that differ."""
     for layer in focus_layers(model):
-        for balance in layer.focus_balance.values():
-            balance.data.normal_(std=2.0)
+        for name, balance in layer.focus_balance.items():
+            balance.data.normal_(std=0.5 if layer.configs[name].by_cells else 2.0)
+            if layer.configs[name].by_cells:
+                layer.focus_cell_bias[name].data.normal_(std=0.5)
+                layer.focus_offset[name].data.normal_(std=0.2)
 
 
 def token_ids(batch: int = 2, length: int = 48, seed: int = 0) -> torch.Tensor:

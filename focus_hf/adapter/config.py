@@ -59,15 +59,16 @@ class FocusConfig(PeftConfig, FocusSettings):
         exclude_modules (`list[str]` or `str`, *optional*): Attention modules to leave alone.
         include_sliding_layers (`bool`): Also route layers whose attention is local by design (sliding window). Their
             sinks act only while they are inside that window.
-        routing (`str`): ``"shared"``, one routing for all heads of a layer (the paper's), or ``"cells"``: each key/value
-            head groups its keys by content, and a query reads groups at distances. Such adapters are fitted
+        routing (`str`): ``"shared"``, one routing for all heads of a layer (the paper's), or ``"cells"``: each
+            key/value head groups its keys by content, and a query reads groups at distances. Such adapters are fitted
             (`focus-hf fit`), not trained by gradient.
         num_bands (`int`): With cells: bands of distance beyond the window, which double; the last one is open.
-        threshold (`float`): With cells: the dial. A query reads the cells whose share of its attention, for each position
-            of their band, has a logarithm above it; lower reads more.
+        threshold (`float`): With cells: the dial. A query reads the cells whose share of its attention, for each
+            position of their band, has a logarithm above it; lower reads more.
         pairs (`float`, *optional*): With cells: the share of pairs to attend to, in the place of a threshold; changed
             with ``focus_hf.set_routing(model, pairs=...)``.
-        pairs_curves (`dict[str, list]`, *optional*): With cells: by position, points ``[threshold, share of pairs]`` that
+        pairs_curves (`dict[str, list]`, *optional*): With cells: by position, points ``[threshold, share of pairs]``
+        that
             were measured when the adapter was fitted.
         key_value_heads, query_heads, head_dim (`int`, *optional*): With cells: the heads of a layer, filled in.
         hidden_size (`int`, *optional*): Width of the base model. Filled in when the adapter is added to a model and

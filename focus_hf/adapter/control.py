@@ -37,11 +37,11 @@ def set_routing(
 
     Args:
         model: a model with at least one Focus adapter.
-        pairs: with ``routing="cells"``, the dial: the share of its pairs that a context attends to, 0 to 1, at any length.
-            Less than what window and sinks take cannot be had; 1 is dense attention. Saved with the adapter.
+        pairs: with ``routing="cells"``, the dial: the share of its pairs that a context attends to, 0 to 1, at any
+            length. Less than what window and sinks take cannot be had; 1 is dense attention. Saved with the adapter.
         threshold: the plain number behind it, for all positions; lower reads more.
-        length: with ``pairs``: tune the dial to contexts of this many tokens, with one threshold that has them attend to
-            so many pairs: shorter ones attend to more then, longer ones to fewer.
+        length: with ``pairs``: tune the dial to contexts of this many tokens, with one threshold that has them attend
+            to so many pairs: shorter ones attend to more then, longer ones to fewer.
         top_k: with ``routing="shared"``, groups per token, 1 to its ``num_groups``. More is closer to dense attention
             and slower. Saved with the adapter.
         dense_below: positions below it attend to everything before them, so that contexts of up to so many tokens are
@@ -71,7 +71,8 @@ def set_routing(
     if gate_strength is not _KEEP and gate_strength is not None and not gate_strength >= 0:
         raise ValueError(f"gate_strength must not be negative, got {gate_strength!r}.")
     configs = _active_configs(layers)
-    changes = [_dial(config, pairs, threshold, length, top_k) for config in configs]  # all of them, or nothing changes
+    # All of them, or nothing changes.
+    changes = [dial_changes(config, pairs, threshold, length, top_k) for config in configs]
     if dense_below is not None:
         check_fields({"dense_below": dense_below}, "set_routing")
         changes = [{**change, "dense_below": dense_below} for change in changes]
@@ -95,7 +96,7 @@ def _active_configs(layers: list[FocusLayer]) -> list[FocusConfig]:
     return list({id(config): config for config in configs}.values())
 
 
-def _dial(
+def dial_changes(
     config: FocusConfig, pairs: float | None, threshold: float | None, length: int | None, top_k: int | None
 ) -> dict[str, Any]:
     """What to set, by field.
@@ -106,7 +107,7 @@ def _dial(
     if top_k is not None:
         if config.by_cells:
             raise ValueError(
-                f"top_k={top_k!r} is for routing='shared'; this adapter routes by cells: use pairs, such as pairs=0.25."
+                f"top_k={top_k!r} is for routing='shared'; this adapter routes by cells: use pairs, as in pairs=0.25."
             )
         if not isinstance(top_k, int) or isinstance(top_k, bool) or not 1 <= top_k <= config.num_groups:
             raise ValueError(f"top_k must be an integer from 1 to num_groups ({config.num_groups}), got {top_k!r}.")

@@ -38,7 +38,9 @@ def is_soft(router: FocusLayer, adapter_name: str, *, cached_tokens: int) -> boo
     Raises:
         ValueError: soft, and the call continues a cache or the adapter routes by cells.
     """
-    if router.mode != "soft" and (router.mode is not None or not router.learns(adapter_name, starts=not cached_tokens)):
+    if router.mode != "soft" and (
+        router.mode is not None or not router.learns(adapter_name, starts=not cached_tokens)
+    ):
         return False
     if router.configs[adapter_name].by_cells:
         raise ValueError(

@@ -77,7 +77,8 @@ class _Hooks:
         cache = find_cache((*args, *kwargs.values()))
         layer = None
         if cache is not None:
-            layer = cache_layer(cache, router.layer_idx if self.slot_by_call is None else self._slot(attention, args, kwargs))
+            slot = router.layer_idx if self.slot_by_call is None else self._slot(attention, args, kwargs)
+            layer = cache_layer(cache, slot)
         call = self._start(name, hidden, layer, kwargs)
         mask = kwargs.get("attention_mask")
         if is_soft(router, name, cached_tokens=call.seen) and call.seen + hidden.shape[1] > call.pattern.dense_length:
@@ -148,8 +149,10 @@ class _Hooks:
             return
         if call.ranking is not None and call.groups is None:
             keys = getattr(call.cache_layer, "keys", None)
-            known = isinstance(keys, Tensor) and keys.dim() == 4
-            call.groups = torch.cat([earlier_ranking(call, keys if known else call.ranking[:, None]), call.ranking], dim=1)
+            known = keys if isinstance(keys, Tensor) and keys.dim() == 4 else call.ranking[:, None]
+            earlier = earlier_ranking(call, known)
+            earlier = earlier_ranking(call, keys if known else call.ranking[:, None])
+            call.groups = torch.cat([earlier, call.ranking], dim=1)
             call.complete = not call.seen or (call.untouched and call.memory is not None and call.memory.complete)
         remember(call.cache_layer, call.owner, call.groups, call.seen + call.hidden.shape[1], call.complete)
 

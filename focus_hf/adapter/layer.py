@@ -69,8 +69,8 @@ class FocusLayer(nn.Module, BaseTunerLayer):
     order.
 
     Per adapter it holds ``focus_proj`` (``W_g``, ``(d_g, d)``), ``focus_centroids`` (``C``, ``(K, d_g)``) and
-    ``focus_balance`` (``b``, ``(K,)``; not trained by gradient); with ``routing="cells"`` the tensors of a `CellRouter`,
-    none of which is trained by gradient.
+    ``focus_balance`` (``b``, ``(K,)``; not trained by gradient); with ``routing="cells"`` the tensors of a
+    `CellRouter`, none of which is trained by gradient.
 
     Args:
         attention: the module.
@@ -81,6 +81,15 @@ class FocusLayer(nn.Module, BaseTunerLayer):
 
     adapter_layer_names = ("focus_proj", "focus_centroids", "focus_key_proj", "focus_query_proj", "focus_band_proj")
     other_param_names = ("focus_balance", "focus_cell_bias", "focus_offset")
+
+    focus_proj: nn.ParameterDict
+    focus_centroids: nn.ParameterDict
+    focus_balance: nn.ParameterDict
+    focus_key_proj: nn.ParameterDict
+    focus_query_proj: nn.ParameterDict
+    focus_band_proj: nn.ParameterDict
+    focus_cell_bias: nn.ParameterDict
+    focus_offset: nn.ParameterDict
 
     def __init__(self, attention: nn.Module, name: str, layer_idx: int, rotary: nn.Module | None = None) -> None:
         super().__init__()

@@ -177,7 +177,9 @@ def read_weights(path: str) -> dict[str, Tensor]:
 def awaits_weights(model: nn.Module, adapter_name: str) -> bool:
     """Whether an adapter was added to be loaded and has not been: `FocusLayer` starts such a one as NaN."""
     layers = [m for m in model.modules() if isinstance(m, FocusLayer) and adapter_name in m.focus_centroids]
-    return all(p.is_meta or not bool(torch.isfinite(p).any()) for p in (m.focus_centroids[adapter_name] for m in layers))
+    return all(
+        p.is_meta or not bool(torch.isfinite(p).any()) for p in (m.focus_centroids[adapter_name] for m in layers)
+    )
 
 
 def take_out(model: Any, adapter_name: str) -> None:

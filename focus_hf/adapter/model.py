@@ -66,9 +66,8 @@ class FocusModel(BaseTuner):
             if expected is not None and expected != found:
                 base = peft_config.base_model_name_or_path
                 raise ValueError(
-                    f"This adapter does not fit {one_line(name, 80)}: its {field} is {shown(expected)}, the model's is "
-                    f"{shown(found)}."
-                    + (f" It was made for {one_line(base, 80)}." if base else "")
+                    f"This adapter does not fit {one_line(name, 80)}: its {field} is {shown(expected)}, the model's "
+                    f"is {shown(found)}." + (f" It was made for {one_line(base, 80)}." if base else "")
                 )
             setattr(peft_config, field, found)
         warn_if_other_base(peft_config, model)

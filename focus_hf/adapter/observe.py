@@ -84,12 +84,13 @@ def who_attends(router: Router, memberships: Tensor) -> WhoAttends:
 def observe_routing(model: nn.Module, observer: Callable[[Any, Tensor, Tensor], None]) -> Iterator[None]:
     """Within the block, call ``observer(router, scores, memberships)`` at every routing decision.
 
-    The router is the `FocusLayer`; or, with ``routing="cells"``, each of its key/value heads, a `HeadView`: memberships
-    are then those as keys, and `HeadView.reads` says what is read (see also `final_scores`, `who_attends`).
+    The router is the `FocusLayer`; or, with ``routing="cells"``, each of its key/value heads, a `HeadView`:
+    memberships are then those as keys, and `HeadView.reads` says what is read (see also `final_scores`,
+    `who_attends`).
 
     Memberships are the hard ones, in soft mode too. Scores are float32 ``(B, T, K)`` without the balance potentials of
-    a layer, memberships bool ``(B, T, K)``. Sequences short enough for the base model's own attention are observed too;
-    with cells they then run ours, which attends to the same pairs. For calls without a cache.
+    a layer, memberships bool ``(B, T, K)``. Sequences short enough for the base model's own attention are observed
+    too; with cells they then run ours, which attends to the same pairs. For calls without a cache.
     """
     layers = focus_layers(model)
     before = [layer.observer for layer in layers]

@@ -1,8 +1,8 @@
 """What stands beside a cache: the groups of the keys in it, for as long as nobody else touched them.
 
 A key's group is a function of that key, so what is kept is a cache of a function. It holds for the tensors that the
-cache had when we last saw them; whatever a cache does (crop, reorder, select, copy, quantise, offload), its tensors are
-then others, and no code of ours has to follow.
+cache had when we last saw them; whatever a cache does (crop, reorder, select, copy, quantise, offload), its tensors
+are then others, and no code of ours has to follow.
 """
 
 from __future__ import annotations
@@ -111,9 +111,9 @@ def same_keys(old: Tensor, new: Tensor) -> Tensor:
     Returns:
         int64 ``(B', S')``, indices into the ``B * S`` old tokens; -1 for a key that was not among them.
     """
-    if old.shape[1::2] != new.shape[1::2] or old.dtype != new.dtype or not old.shape[0] * old.shape[2]:
+    if old.shape[1::2] != new.shape[1::2] or not old.shape[0] * old.shape[2]:
         return torch.full((new.shape[0], new.shape[2]), -1, device=new.device)
-    known, order = hashes(old.to(new.device)).flatten().sort(stable=True)
+    known, order = hashes(old.to(new)).flatten().sort(stable=True)  # a cache may have been cast, too
     asked = hashes(new)
     place = torch.searchsorted(known, asked.flatten()).clamp(max=known.shape[0] - 1)
     return torch.where(known[place] == asked.flatten(), order[place], -1).view(asked.shape)

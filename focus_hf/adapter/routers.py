@@ -19,8 +19,8 @@ from .dial import thresholds
 from .remembered import same_keys
 from .rotation import angles, turned_back
 
-#: Groups of keys, integers ``(B, 1 or H_kv, S)``; what queries read, bool ``(B, 1 or H_kv, Q, K, bands)``; and, where a
-#: routing is shared, in which groups tokens are, bool ``(B, S, K)``.
+#: Groups of keys, integers ``(B, 1 or H_kv, S)``; what queries read, bool ``(B, 1 or H_kv, Q, K, bands)``; and, where
+#: a routing is shared, in which groups tokens are, bool ``(B, S, K)``.
 Routed = tuple[Tensor, Tensor, Tensor | None]
 
 
@@ -48,7 +48,8 @@ def no_groups(key: Tensor, num_queries: int) -> Routed:
     return groups, nothing, torch.zeros(batch, length, 0, dtype=torch.bool, device=key.device)
 
 
-# -- one routing for all heads, made of hidden states (the paper's) ----------------------------------------------------
+# -- one routing for all heads, made of hidden states (the paper's)
+# ----------------------------------------------------
 
 
 def shared(call: Call, key: Tensor) -> Routed:
@@ -67,7 +68,9 @@ def shared(call: Call, key: Tensor) -> Routed:
         reads = members[:, -new:]
     else:
         reads = sets.meeting(config.num_groups, config.top_k, key.device)[numbers[:, -new:]]
-    if unknown is not None:  # cached while the adapter was off, or by another one: attended by all, as in the base model
+    if (
+        unknown is not None
+    ):  # cached while the adapter was off, or by another one: attended by all, as in the base model
         numbers = torch.where(unknown.squeeze(-1), reads.shape[-1], numbers)
         reads = torch.cat([reads, torch.ones_like(reads[..., :1])], dim=-1)
         members = members | unknown
@@ -101,7 +104,8 @@ def rank_groups(scores: Tensor, balance: Tensor) -> Tensor:
     return (scores + balance).sort(dim=-1, descending=True, stable=True).indices.to(torch.int16)
 
 
-# -- cells: each head by itself, made of its keys and queries ----------------------------------------------------------
+# -- cells: each head by itself, made of its keys and queries
+# ----------------------------------------------------------
 
 
 def by_cells(call: Call, query: Tensor, key: Tensor, positions: Tensor) -> Routed:
@@ -171,4 +175,3 @@ def _all_angles(call: Call, key: Tensor, new: tuple[Tensor, Tensor]) -> tuple[Te
             "positions. Start from an empty cache."
         )
     return found
-

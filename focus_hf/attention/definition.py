@@ -95,8 +95,8 @@ class WhoAttends:
 
 
 def attended_pairs(who: WhoAttends, rows: slice = EVERY, columns: slice = EVERY) -> Tensor:
-    """Pair (i, j) is attended iff dense attention attends to it (`dense_pairs`), and one of these holds: ``i - j <= w``;
-    ``j < sink_tokens``; ``i < dense_below``; query ``i`` reads the group of key ``j`` at their distance.
+    """Pair (i, j) is attended iff dense attention attends to it (`dense_pairs`), and one of these holds:
+    ``i - j <= w``; ``j < sink_tokens``; ``i < dense_below``; ``i`` reads the group of key ``j`` at their distance.
 
     Args:
         who: the tokens.
@@ -104,14 +104,14 @@ def attended_pairs(who: WhoAttends, rows: slice = EVERY, columns: slice = EVERY)
         columns: which of the ``S`` keys.
 
     Returns:
-        bool ``(B, H_kv, R, C)``, or ``(B, H, R, C)`` under an extra mask that has ``H``. Rows of padding are ``False``
-        throughout.
+        bool ``(B, H_kv, R, C)``, or ``(B, H, R, C)`` under an extra mask that has ``H``; of stride 0 where one head
+        stands for all. Rows of padding are ``False`` throughout.
     """
     pairs = near_pairs(who, rows, columns)[:, None] | read_pairs(who, rows, columns)
     allowed = dense_pairs(who, rows, columns)
     if allowed.shape[1] > pairs.shape[1]:
         pairs = pairs.repeat_interleave(allowed.shape[1] // pairs.shape[1], dim=1)
-    return allowed & pairs
+    return (allowed & pairs).expand(-1, max(who.reads.shape[1], allowed.shape[1]), -1, -1)
 
 
 def dense_pairs(who: WhoAttends, rows: slice = EVERY, columns: slice = EVERY) -> Tensor:
@@ -148,12 +148,19 @@ def near_pairs(who: WhoAttends, rows: slice = EVERY, columns: slice = EVERY) -> 
 
 
 def read_pairs(who: WhoAttends, rows: slice = EVERY, columns: slice = EVERY) -> Tensor:
-    """Pairs of a query and a key whose group it reads at their distance: bool ``(B, H_kv, R, C)``."""
-    reads, cell = who.reads[:, :, rows], who.key_groups[:, :, None, columns].long()
+    """Pairs of a query and a key whose group it reads at their distance: bool ``(B, 1 or H_kv, R, C)``."""
+    reads, cell = one_head(who.reads)[:, :, rows], one_head(who.key_groups)[:, :, None, columns]
     if who.pattern.num_bands > 1:
         distance = _query_positions(who, rows) - who.positions[:, None, columns]
-        cell = cell * who.pattern.num_bands + bands_of(distance, who.pattern)[:, None]
-    return reads.flatten(-2).gather(-1, cell.expand(*reads.shape[:3], -1))
+        cell = torch.add(bands_of(distance, who.pattern)[:, None], cell, alpha=who.pattern.num_bands)
+    heads = max(reads.shape[1], cell.shape[1])
+    cell = cell.long().expand(-1, heads, reads.shape[2], -1)
+    return reads.flatten(-2).expand(-1, heads, -1, -1).gather(-1, cell)
+
+
+def one_head(tensor: Tensor) -> Tensor:
+    """One head of ``(B, heads, ...)`` where it stands for all of them (stride 0), else the tensor."""
+    return tensor[:, :1] if tensor.stride(1) == 0 else tensor
 
 
 def bands_of(distance: Tensor, pattern: Pattern) -> Tensor:
@@ -178,7 +185,8 @@ def by_memberships(memberships: Tensor, num_queries: int) -> tuple[Tensor, Tenso
         Groups ``(B, 1, S)``, uint8 (int32 where there are more than 256), and reads, bool ``(B, 1, Q, sets, 1)``.
     """
     batch, length, num_groups = memberships.shape
-    sets, group = torch.unique(memberships.flatten(0, 1), dim=0, return_inverse=True)
+    tokens = memberships.flatten(0, 1) if num_groups else memberships.new_zeros(batch * length, 1)
+    sets, group = torch.unique(tokens, dim=0, return_inverse=True)
     meets = (sets.float() @ sets.float().T) > 0
     group = group.view(batch, 1, length)
     reads = meets[group[:, :, length - num_queries :]][..., None]

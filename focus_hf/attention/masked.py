@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .definition import EVERY, attended_pairs
+from .definition import EVERY, attended_pairs, one_head
 from .problem import Problem, Scores
 
 #: Queries handled together when no gradient is needed; bounds the mask at ``B * QUERY_CHUNK * S`` bytes.
@@ -14,8 +14,10 @@ QUERY_CHUNK = 1024
 
 
 def repeat_heads(states: Tensor, num_heads: int) -> Tensor:
-    """Give every query head its own copy of its key/value head: ``(B, H_kv, S, D)`` to ``(B, H, S, D)``; one head stays
-    one, which broadcasts."""
+    """Give every query head its own copy of its key/value head: ``(B, H_kv, S, D)`` to ``(B, H, S, D)``.
+
+    One head stays one, which broadcasts.
+    """
     if states.shape[1] in (1, num_heads):
         return states
     return states.repeat_interleave(num_heads // states.shape[1], dim=1)
@@ -78,7 +80,7 @@ def masked_focus_attention(problem: Problem) -> Tensor:
     parts = []
     for start in range(0, num_queries, chunk):
         rows = slice(start, min(start + chunk, num_queries))
-        mask, some = attended_pairs(who, rows), problem.scores.part(rows, EVERY)
+        mask, some = one_head(attended_pairs(who, rows)), problem.scores.part(rows, EVERY)
         own = query[:, :, rows]
         parts.append(attend_under_mask(own, problem.key, problem.value, mask, some, none_empty=each_sees_itself))
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)

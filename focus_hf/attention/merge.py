@@ -23,21 +23,6 @@ def merge(output_a: Tensor, lse_a: Tensor, output_b: Tensor, lse_b: Tensor) -> t
     return output, torch.logaddexp(lse_a, lse_b)
 
 
-def merge_splits(output: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
-    """Softmax attention over the union of disjoint sets of keys, side by side in one tensor.
-
-    Args:
-        output: ``(..., n, D)``, over each of ``n`` sets; zeros for one without keys.
-        lse: ``(..., n)``; ``-inf`` for one without keys.
-
-    Returns:
-        Output ``(..., D)`` and logsumexp ``(...)``; zeros and ``-inf`` where there are no keys at all.
-    """
-    whole = lse.logsumexp(dim=-1)
-    weights = (lse - whole[..., None]).exp().nan_to_num_(0.0)
-    return (output * weights[..., None]).sum(dim=-2), whole
-
-
 class Accumulator:
     """Attention of ``T`` queries, merged from parts as they come.
 
@@ -71,21 +56,6 @@ class Accumulator:
         torch.logaddexp(current_lse, lse, out=current_lse)
         if not isinstance(index, slice):
             self.put(index, current, current_lse)
-
-    def put_parts(self, parts: list[tuple[Tensor, Tensor]]) -> None:
-        """All parts of all queries at once."""
-        if len(parts) == 1:
-            return self.put(slice(0, None), *parts[0])
-        if len(parts) == 2:
-            self.output, self.lse = merge(*parts[0], *parts[1])
-            return None
-        outputs, lses = (torch.stack(tensors) for tensors in zip(*parts, strict=True))
-        largest = lses.amax(dim=0)
-        weights = (lses - largest).exp_()
-        total = weights.sum(dim=0)
-        self.output = (outputs * weights[..., None]).sum(dim=0) / total[..., None]
-        self.lse = largest + total.log()
-        return None
 
     def add_logits(self, logits: Tensor) -> None:
         """A key of value zero with the score ``logits (H,)``, for every query that has keys."""

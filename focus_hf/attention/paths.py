@@ -1,8 +1,8 @@
 """Hard Focus attention by the cheapest exact path.
 
-* ``grouped``: the paper's two calls, over groups of tokens and windows, for a routing that all heads share. Differentiable.
+* ``grouped``: the paper's two calls, over groups of tokens and windows, for a shared routing. Differentiable.
 * ``blocked``: blocks of queries over the keys that they read. Inference on CPU.
-* ``gathered``: few new tokens over the keys that each reads. Inference.
+* ``gathered``: one new token over the keys that it reads. Inference.
 * ``triton``: kernels of ours that read keys in place. Inference on CUDA.
 * ``masked``: explicit masks; slower, but right for every option.
 """
@@ -17,7 +17,6 @@ from .masked import masked_focus_attention
 from .problem import Problem
 from .prompt import blocked_focus_attention, grouped_focus_attention
 from .token import gathered_focus_attention
-from .token.gathered import MAX_QUERIES
 
 PATHS = ("auto", "grouped", "blocked", "gathered", "masked")
 
@@ -38,7 +37,9 @@ def focus_attention(problem: Problem, *, path: str = "auto", kernel: Kernel | No
     """
     chosen = choose_path(problem, path)
     if chosen == "grouped":
-        return grouped_focus_attention(problem, find_kernel(problem.query, problem.value) if kernel is None else kernel)
+        return grouped_focus_attention(
+            problem, find_kernel(problem.query, problem.value) if kernel is None else kernel
+        )
     if chosen == "blocked":
         return blocked_focus_attention(problem)
     if chosen == "gathered":
@@ -62,7 +63,7 @@ def usable_paths(problem: Problem) -> list[str]:
     needs_gradient = torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value))
     usable = []
     if not needs_gradient and problem.scores.sink_logits is None:
-        usable += ["gathered"] if problem.num_queries <= MAX_QUERIES else []
+        usable += ["gathered"] if problem.num_queries == 1 else []
         usable += ["grouped"] if problem.who.memberships is not None else []
         usable += ["blocked"] if query.device.type == "cpu" and value.shape[-1] <= key.shape[-1] else []
     elif problem.who.memberships is not None:
@@ -75,7 +76,7 @@ def _pays(path: str, problem: Problem) -> bool:
     if path == "gathered":
         return problem.num_keys >= FEW_KEYS
     if path == "grouped":
-        return problem.num_queries > MAX_QUERIES
+        return problem.num_queries > 8
     if path == "blocked":
         return problem.num_keys >= FEW_KEYS
     return True

@@ -18,6 +18,7 @@ from ..records.results import Results, load_results
 from .metadata import check_finite, check_hub_id, inherited, make_metadata, merge_metadata
 from .read import own_words, read_metadata, text_of
 from .sections import CardText
+from .summary import layers, rivals, summarise
 from .template import INSTALL, TEMPLATE, render
 
 
@@ -74,7 +75,9 @@ class FocusModelCard(ModelCard):
         name = check_hub_id(base_model or config.base_model_name_or_path or "", "base model")
         check_hub_id(repo_id, "repository")
         results = results or load_results(folder)
-        report, groups = _groups(Path(folder))
+        figures = _figures(Path(folder))
+        report, groups = _groups(Path(folder), figures)
+        summary = summarise(results, config)
         explorer = None if results is None or not results.explorer else check_hub_id(results.explorer, "explorer")
         given = {"license": license, "language": language, "datasets": datasets}
         given = {key: value for key, value in given.items() if value} | dict(metadata or {})
@@ -89,11 +92,15 @@ class FocusModelCard(ModelCard):
             base=name,
             config=config,
             results=results,
+            summary=summary,
+            rivals=rivals(summary) if summary else [],
+            report=report,
+            layers=layers(config, report),
             explorer=explorer,
             megabytes=(Path(folder) / WEIGHTS_FILE).stat().st_size / 1e6,
             weights_sha256=weights_hash(folder),
             groups=groups,
-            figures=_figures(Path(folder)),
+            figures=figures,
         )
         card = cls._made(data, CardText.parse(text))
         card._inherited = frozenset(name for name in inherited(base) if name not in given)
@@ -129,13 +136,13 @@ class FocusModelCard(ModelCard):
         return cls(f"---\n{head}---\n\n{text}")
 
 
-def _groups(folder: Path) -> tuple[GroupReport | None, str | None]:
+def _groups(folder: Path, figures: list[str]) -> tuple[GroupReport | None, str | None]:
     """The group report and its Markdown, made from the data that lies beside the card."""
     if not (folder / GROUPS_FILE).is_file():
         return None, None
     report = GroupReport.from_json(folder / GROUPS_FILE)
     try:
-        return report, report.to_markdown()
+        return report, report.to_markdown(figures)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise AdapterFileError(f"{folder / GROUPS_FILE} cannot be shown ({error!r}); make it again.") from None
 

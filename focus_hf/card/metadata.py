@@ -21,6 +21,9 @@ TAGS = (HUB_TAG, "peft", "sparse-attention")
 #: Fields that hold several values: what a person added stays beside what this package writes.
 _LISTS = ("tags", "datasets", "language", "metrics")
 
+#: Names of groups that stand there, the most frequent ones.
+_NAMES = 20
+
 #: How the name of every perplexity begins that this package writes into ``model-index``.
 _METRIC = "perplexity at "
 
@@ -40,8 +43,9 @@ def make_metadata(
     focus: dict[str, Any] = {
         name: getattr(config, name) for name in ("num_groups", "top_k", "local_window", "sink_tokens")
     }
-    if not config.plain:
-        focus |= {"routing": config.routing, "heads": config.heads_by_reach}
+    if config.by_cells:
+        del focus["top_k"]
+        focus |= {"routing": config.routing, "num_bands": config.num_bands}
     made: dict[str, Any] = {
         "base_model": base,
         "base_model_relation": "adapter",
@@ -51,16 +55,18 @@ def make_metadata(
         "focus": focus,
     }
     if groups:
-        focus["groups"] = list(groups)
+        focus["groups"] = list(groups)[:_NAMES]
     if results is None or not results.evaluations:
         return made
     first = results.evaluations[0]
-    if (change := first.change(config.top_k)) is not None:
-        focus["perplexity_change"] = round(100 * change, 3)
+    row, change = first.main(config.top_k, config.pairs), first.change(config.top_k, config.pairs)
+    if row is not None and change is not None:
+        focus |= {"perplexity_change": round(100 * change, 3), "pairs": round(row["pairs"], 4)}
+        focus |= {"context_length": first.context_length}
     made["metrics"] = ["perplexity"]
     if datasets := list(dict.fromkeys(e.dataset for e in results.evaluations if e.dataset)):
         made["datasets"] = datasets
-    made["model-index"] = eval_results_to_model_index(repo_id.split("/")[-1], _eval_results(results))
+    made["model-index"] = eval_results_to_model_index(repo_id.split("/")[-1], _eval_results(results, config))
     return made
 
 
@@ -131,23 +137,24 @@ def check_hub_id(name: str, what: str) -> str:
     return name
 
 
-def _eval_results(results: Results) -> list[EvalResult]:
-    found = []
+def _eval_results(results: Results, config: AdapterConfig) -> list[EvalResult]:
+    """One perplexity for each text, at the first length and as the adapter is set; all others are in the records."""
+    found = {}
     for evaluation in results.evaluations:
-        for row in evaluation.rows:
-            mode = mode_name(row["mode"], row.get("top_k"), budget=row.get("budget"))
-            found.append(
-                EvalResult(
-                    task_type="text-generation",
-                    dataset_type=evaluation.dataset or "text",
-                    dataset_name=evaluation.data,
-                    dataset_revision=evaluation.revision or None,
-                    metric_type="perplexity",
-                    metric_name=f"{_METRIC}{evaluation.context_length} tokens, {mode}",
-                    metric_value=float(row["perplexity"]),
-                )
-            )
-    return found
+        row = evaluation.main(config.top_k, config.pairs) or next(iter(evaluation.rows), None)
+        if row is None or evaluation.data in found:
+            continue
+        mode = mode_name(row["mode"], row.get("top_k"), budget=row.get("budget"))
+        found[evaluation.data] = EvalResult(
+            task_type="text-generation",
+            dataset_type=evaluation.dataset or "text",
+            dataset_name=evaluation.data,
+            dataset_revision=evaluation.revision or None,
+            metric_type="perplexity",
+            metric_name=f"{_METRIC}{evaluation.context_length} tokens, {mode}",
+            metric_value=float(row["perplexity"]),
+        )
+    return list(found.values())
 
 
 def _merge_index(old: Any, new: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ from ..escape import escape
 from ..records.results import mode_name, setting, setting_name, to_dense
 from ..records.ruler import ruler_tables
 from ..templates import template_folder
+from .summary import span, speed, weights
 
 #: How a card's reader gets this package, in a shell; docs/releasing.md says when it becomes `pip install focus-hf`.
 INSTALL = "pip install .  # in a clone of focus_hf, which is not on the package index yet"
@@ -44,6 +45,9 @@ def render(template: str | os.PathLike[str] | None, **values: Any) -> str:
     environment.filters["setting"] = _setting_markdown
     environment.filters["to_dense"] = to_dense
     environment.filters["ruler_tables"] = ruler_tables
+    environment.filters["span"] = span
+    environment.filters["speed"] = speed
+    environment.filters["weights"] = weights
     if not path.is_file():
         raise ValueError(f"{path} does not exist: template is a Jinja file for the card.")
     try:

@@ -6,8 +6,9 @@ import os
 from pathlib import Path
 
 from ..files import write_atomically
-from ..records import read_config
+from ..records import load_results, read_config
 from .card import FocusModelCard
+from .figures import dial_figure
 from .metadata import check_hub_id
 from .read import CARD, read_card
 
@@ -31,6 +32,8 @@ def write_card(folder: str | os.PathLike[str], *, base_model: str | None = None)
         check_hub_id(base, "base model")
     except ValueError:
         return None
+    if (results := load_results(folder)) is not None:
+        dial_figure(results, folder)
     card = FocusModelCard.from_adapter(folder, repo_id=f"your-name/{folder.resolve().name}", base_model=base)
     if (old := read_card(folder)) is not None:
         card = card.refreshing(old)

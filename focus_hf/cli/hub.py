@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..escape import one_line
 from ..files import write_atomically
 from .app import app, show, stderr
 from .flags import AsJson, License, NamedBase
@@ -111,7 +112,12 @@ def push(
 def _planned(plan: PushPlan) -> str:
     lines = [f"Would push to {plan.repo_id}:", *(f"  {name} ({size:,} bytes)" for name, size in plan.files.items())]
     lines += [f"Note: {note}" for note in plan.notes]
-    return "\n".join([*lines, *([plan.card_changes] if plan.card_changes else [])])
+    lines += plan.card_changes.split("\n") if plan.card_changes else []
+    return "\n".join(one_line(line, limit=_LONGEST_LINE) for line in lines)  # a stranger's words among them
+
+
+#: Characters of a line of a card that are shown.
+_LONGEST_LINE = 3_000
 
 
 @app.command(epilog="Example: focus-hf pull me/llama-focus ./adapter")
@@ -143,12 +149,15 @@ def card(
     from huggingface_hub import HfApi
 
     from ..card import FocusModelCard
+    from ..card.figures import dial_figure
     from ..card.read import CARD, read_card
     from ..hub.base import base_facts
-    from ..records import read_config
+    from ..records import load_results, read_config
 
     name = base_model or read_config(adapter).base_model_name_or_path or ""
     base = base_facts(name, HfApi(library_name="focus_hf")) if name and not Path(name).is_dir() else None
+    if write and (results := load_results(adapter)) is not None:
+        dial_figure(results, adapter)
     made = FocusModelCard.from_adapter(
         adapter,
         repo_id=repo_id,

@@ -96,7 +96,11 @@ def evaluate_command(
     column: Annotated[str, typer.Option(help="Column that holds the text.")] = "text",
     seq_len: Annotated[str, typer.Option(help="Context lengths in tokens, with commas.")] = "1024",
     modes: Annotated[
-        str, typer.Option(help="Of dense, local, soft, hard, and what costs as much as hard: window, random, tokens.")
+        str,
+        typer.Option(
+            help="Of dense, local, soft, hard, and what reads as many pairs as hard: window, random, quest, blocks, "
+            "slash, clusters, clusters-estimate, streaming, oracle."
+        ),
     ] = "dense,local,hard,window",
     top_k: Annotated[str | None, typer.Option(help="Groups per token in hard mode, with commas.")] = None,
     pairs: Annotated[
@@ -112,6 +116,10 @@ def evaluate_command(
         str | None, typer.Option(help="Which of RULER's tasks, with commas [default: all].")
     ] = None,
     ruler_samples: Annotated[int, typer.Option(help="Prompts of each task and length.", min=1)] = 10,
+    code: Annotated[
+        str | None, typer.Option(help="Lengths of tasks on code where far tokens decide, with commas; needs no text.")
+    ] = None,
+    code_samples: Annotated[int, typer.Option(help="Prompts of each task on code and length.", min=1)] = 10,
     tasks: Annotated[str | None, typer.Option(help="Tasks of lm-evaluation-harness, with commas.")] = None,
     task_path: Annotated[Path | None, typer.Option(help="Folder of task files of your own.", exists=True)] = None,
     limit: Annotated[int | None, typer.Option(help="Examples of each task, at most.", min=1)] = None,
@@ -121,14 +129,17 @@ def evaluate_command(
     device_map: DeviceMap = None,
     dtype: Dtype = "auto",
     batch_size: Annotated[int, typer.Option(help="Windows at a time.", min=1)] = 4,
-    seed: Annotated[int, typer.Option(help="Of the probe's and RULER's prompts.")] = 0,
+    count_scoring: Annotated[
+        bool, typer.Option("--count-scoring", help="What opponents compute to choose is part of their pairs.")
+    ] = False,
+    seed: Annotated[int, typer.Option(help="Of the prompts of the probe, RULER and code.")] = 0,
     json_out: JsonFile = None,
     plots: Annotated[Path | None, typer.Option(help="Folder for pictures.")] = None,
     write: Annotated[bool, typer.Option("--write", help="Put the figures into the adapter's own files.")] = False,
 ) -> None:
-    """Measure an adapter: perplexity in every mode, retention, retrieval, RULER, benchmarks; dense beside Focus."""
+    """Measure an adapter: perplexity in every mode, retention, retrieval, RULER, code, benchmarks; dense beside it."""
     from ..adapter.placement import check_placement
-    from ..evaluate import EvaluationPlan, RulerPlan
+    from ..evaluate import CodePlan, EvaluationPlan, RulerPlan
     from ..evaluate.command import Sources, run_evaluation
     from ..hub import load_adapted
 
@@ -143,6 +154,7 @@ def evaluate_command(
         trials,
         batch_size,
         seed,
+        count_scoring,
     )
     asked = None
     if ruler:
@@ -159,6 +171,7 @@ def evaluate_command(
                 load_adapted, base=model, device=device, device_map=device_map, dtype=dtype, revision=revision
             ),
             ruler=asked,
+            code=CodePlan(numbers("--code", code), code_samples, seed) if code else None,
             tasks=[name for name in (tasks or "").split(",") if name],
             task_path=task_path,
             limit=limit,

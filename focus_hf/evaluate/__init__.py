@@ -1,8 +1,9 @@
 """Measure what an adapter keeps of the base model's quality, and what it saves."""
 
+from .code_tasks import CodePlan, CodeRow, measure_code
 from .copies import far_copies
 from .figures import position_figure, quality_figure, retrieval_figure, ruler_figure
-from .modes import MODES, Mode, attending, list_modes
+from .modes import MODES, OPPONENTS, Mode, at_share, attending, list_modes
 from .perplexity import SlidingWindows, attended_share, perplexity, position_curve, token_losses
 from .quality import QualityRow, measure_quality, quality_table
 from .retrieval import Probe, RetrievalRow, probe_retrieval
@@ -11,6 +12,9 @@ from .run import EvaluationPlan, TokenText, evaluate
 
 __all__ = [
     "MODES",
+    "OPPONENTS",
+    "CodePlan",
+    "CodeRow",
     "EvaluationPlan",
     "Mode",
     "Probe",
@@ -20,11 +24,13 @@ __all__ = [
     "RulerRow",
     "SlidingWindows",
     "TokenText",
+    "at_share",
     "attended_share",
     "attending",
     "evaluate",
     "far_copies",
     "list_modes",
+    "measure_code",
     "measure_quality",
     "measure_ruler",
     "perplexity",

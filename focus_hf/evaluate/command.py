@@ -15,6 +15,7 @@ from ..output import deliver
 from ..records import Results, check_writable, load_results, save_results
 from ..records.adapter_files import weights_hash
 from ..texts import Texts, TextSource
+from .code_tasks import TASKS, CodePlan, measure_code
 from .figures import position_figure, quality_figure, retrieval_figure, ruler_figure
 from .harness import run_tasks
 from .quality import QualityRow
@@ -57,6 +58,7 @@ def run_evaluation(
     load: Load,
     progress: Progress,
     ruler: RulerPlan | None = None,
+    code: CodePlan | None = None,
     tasks: Sequence[str] = (),
     task_path: Path | None = None,
     limit: int | None = None,
@@ -68,12 +70,13 @@ def run_evaluation(
 
     Args:
         adapter: folder or Hub id.
-        sources: texts; none if only RULER or tasks are run.
+        sources: texts; none if only RULER, tasks on code or of the harness are run.
         plan: what to measure on them.
         load: gives model, tokenizer and folder of the adapter, see `focus_hf.hub.load_adapted`; called when all else
             was found in order.
         progress: shows how far it is.
         ruler: RULER's tasks to measure, in the modes of the plan.
+        code: tasks on code to measure, in the modes of the plan.
         tasks, task_path, limit: of lm-evaluation-harness, see `run_tasks`.
         json_out: file for JSON, or ``"-"`` for standard output, where then nothing else goes.
         plots: folder for pictures.
@@ -86,8 +89,8 @@ def run_evaluation(
         ValueError: nothing to measure, or bad input.
     """
     texts = sources.load()
-    if not texts and ruler is None and not tasks:
-        raise ValueError("Nothing to measure: give --text, --dataset, --ruler or --tasks.")
+    if not texts and ruler is None and code is None and not tasks:
+        raise ValueError("Nothing to measure: give --text, --dataset, --ruler, --code or --tasks.")
     require(*(["matplotlib"] if plots is not None else []), *(["lm_eval"] if tasks else []))
     if write:
         check_writable(adapter)
@@ -103,6 +106,8 @@ def run_evaluation(
         )
     if ruler is not None:
         results.ruler = _ruler(model, tokenizer, ruler, plan, progress)
+    if code is not None:
+        results.code = _code(model, tokenizer, code, plan, progress)
     if tasks:
         bar = progress.add_task(f"tasks: {', '.join(tasks)}", total=2)
         results.benchmarks = run_tasks(
@@ -139,6 +144,19 @@ def _ruler(
     return rows
 
 
+def _code(
+    model: Any, tokenizer: Any, code: CodePlan, plan: EvaluationPlan, progress: Progress
+) -> list[dict[str, Any]]:
+    check_positions(model, code.lengths)
+    modes = modes_of(model, plan)
+    bar = progress.add_task("code", total=len(modes) * len(TASKS) * len(code.lengths))
+    rows = []
+    for row in measure_code(model, tokenizer, code, modes):
+        rows.append(row.to_dict())
+        progress.update(bar, advance=1, description=str(row))
+    return rows
+
+
 def save_plots(results: Results, folder: Path) -> list[Path]:
     """Pictures of the first evaluation, of the retrieval probe and of RULER."""
     made = []
@@ -160,6 +178,7 @@ def add_to_adapter(results: Results, folder: Path) -> None:
     known.add(results.evaluations)
     known.retrieval = results.retrieval or known.retrieval
     known.ruler = results.ruler or known.ruler
+    known.code = results.code or known.code
     known.benchmarks = results.benchmarks or known.benchmarks
     known.measured_with = results.measured_with
     known.weights_sha256 = weights_hash(folder)

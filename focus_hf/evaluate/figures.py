@@ -21,7 +21,13 @@ _STYLES = {
     "hard": ("o", "#0072B2"),
     "window": ("v", "#E69F00"),
     "random": ("x", "#CC79A7"),
-    "tokens": ("+", "#56B4E9"),
+    "quest": ("P", "#56B4E9"),
+    "blocks": ("s", "#56B4E9"),
+    "slash": ("X", "#E69F00"),
+    "clusters": ("p", "#CC79A7"),
+    "clusters-estimate": ("h", "#CC79A7"),
+    "streaming": ("<", "#D55E00"),
+    "oracle": ("*", "#009E73"),
 }
 _DASHES = ("-", "--", "-.", ":")
 
@@ -45,7 +51,7 @@ def quality_figure(rows: Sequence[QualityRow], path: str | os.PathLike[str]) -> 
         marker, colour = _STYLES[row.mode]
         below = row in hard and hard.index(row) % 2 == 0  # or neighbours would overlap
         label = str(row) if row.mode == "hard" else row.mode
-        label += "" if row.width is None else f" {row.width}"
+        label += f" {row.width}" if row.mode == "window" else ""
         axes.plot(100 * row.pairs, row.perplexity, marker, color=colour, markersize=9)
         at_the_right = row.pairs > 0.7
         axes.annotate(

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..adapter import FocusLayer, focus_layers, routing_mode, set_routing
-from ..records.results import mode_name
-
-#: What costs the same as Focus: a window and sinks with as many pairs, random groups, groups by token.
-OPPONENTS = ("window",)
+from ..adapter.discovery import find_attention
+from ..records.results import OPPONENTS, mode_name
+from .opponents import SINKS, Counted, attend_by, keys_at, make_selector
 
 #: Dense (adapter off), window and sinks only, the gated attention of training, Focus as it runs, and its opponents.
 MODES = ("dense", "local", "soft", "hard", *OPPONENTS)
@@ -24,13 +23,12 @@ MODES = ("dense", "local", "soft", "hard", *OPPONENTS)
 class Mode:
     """One of `MODES`.
 
-    At the adapter's own ``top_k`` heads that have a ``top_k`` of their own keep it; at another one all take that.
-
     Args:
         name: which.
         top_k: of ``"hard"``, and of the Focus row that an opponent is compared with.
-        width: of ``"window"``; ``None`` until it is known how many pairs Focus attends to.
-        budget: one of the adapter's, by its share of pairs; how it attends now by default.
+        width: of an opponent: for each query it reads as many keys as a window of this width and 4 first tokens;
+            ``None`` until it is known how many pairs Focus attends to.
+        budget: the share of pairs that is asked of Focus, with routing by cells; as it attends now by default.
     """
 
     name: str
@@ -62,33 +60,65 @@ def list_modes(names: Iterable[str], top_ks: Iterable[int], budgets: Sequence[st
     return plain + [Mode(name, top_k, budget=budget) for top_k, budget in settings for name in focus]
 
 
+def at_share(mode: Mode, share: float, length: int) -> Mode:
+    """An opponent with the width at which it reads a share of the pairs of contexts of this length."""
+    return replace(mode, width=max(0, keys_at(share, length) - 1 - SINKS))
+
+
 @contextmanager
-def attending(model: nn.Module, mode: Mode, text: Tensor | None = None) -> Iterator[None]:
+def attending(model: nn.Module, mode: Mode, text: Tensor | None = None) -> Iterator[Counted | None]:
     """Within the block the model is in eval mode and attends in this mode; afterwards as before.
 
     Args:
         model: with a Focus adapter.
-        mode: a window has its width, see `equal_window`.
-        text: token ids by whose frequencies ``"tokens"`` is balanced.
+        mode: an opponent has its width, see `at_share`.
+        text: token ids ``(N, T)`` that will be judged; streaming heads are measured on the first ones.
+
+    Yields:
+        The pairs that an opponent reads; of other modes ``None``, see `attended_share`.
     """
     layers = focus_layers(model)
+    with in_evaluation(model):
+        if mode.name == "dense":
+            with adapters_off(layers):
+                yield None
+        elif mode.name in OPPONENTS:
+            if mode.width is None:
+                raise ValueError(f"mode {mode.name!r} needs a width: at_share() finds it.")
+            modules = routed_modules(model)
+            with adapters_off(layers):
+                selector = make_selector(mode.name, model, text, modules)
+                with attend_by(model, selector, keys=mode.width + 1 + SINKS, layers=modules) as counted:
+                    yield counted
+        else:
+            with _routed_as(model, layers, mode):
+                yield None
+
+
+@contextmanager
+def _routed_as(model: nn.Module, layers: list[FocusLayer], mode: Mode) -> Iterator[None]:
+    """Focus, in one of its own modes, at another ``top_k`` or share of pairs."""
     configs = {id(config): config for layer in layers for config in layer.configs.values()}.values()
     before = [(config, config.top_k, config.pairs, config.threshold) for config in configs]
-    with in_evaluation(model):
-        try:
-            if mode.name == "dense":
-                with adapters_off(layers):
-                    yield
-            else:
-                if mode.budget is not None:
-                    set_routing(model, pairs=float(mode.budget))
-                if mode.top_k not in (None, layers[0].routing_config.top_k):
-                    set_routing(model, top_k=mode.top_k)
-                with routing_mode(model, mode.name, mode.width):
-                    yield
-        finally:
-            for config, top_k, pairs, threshold in before:
-                config.top_k, config.pairs, config.threshold = top_k, pairs, threshold
+    try:
+        if mode.budget is not None:
+            set_routing(model, pairs=float(mode.budget))
+        if mode.top_k not in (None, layers[0].routing_config.top_k):
+            set_routing(model, top_k=mode.top_k)
+        with routing_mode(model, mode.name):
+            yield
+    finally:
+        for config, *values in before:
+            config.top_k, config.pairs, config.threshold = values
+
+
+def routed_modules(model: nn.Module) -> list[nn.Module]:
+    """The attention modules that the Focus adapter routes."""
+    return [
+        module
+        for _, module in find_attention(model)
+        if any(isinstance(child, FocusLayer) for child in module.children())
+    ]
 
 
 @contextmanager

@@ -9,8 +9,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..adapter import Router, focus_layers, observe_routing
-from .modes import Mode, attending, list_modes
-from .opponents import equal_window
+from .modes import OPPONENTS, Mode, at_share, attending, list_modes
+from .opponents import less_scoring, selector_named
 from .perplexity import SlidingWindows, attended_share, paired_excess, position_curve, token_losses
 
 #: Windows on which pairs are counted: they hardly vary, and counting costs more than running the model.
@@ -23,17 +23,17 @@ class QualityRow:
 
     Args:
         mode: ``"dense"`` (adapter off), ``"local"`` (window and sinks only), ``"soft"`` (the gated attention of
-            training, all pairs computed), ``"hard"`` (Focus), or an opponent of it at equal cost: ``"window"``,
-            ``"random"``, ``"tokens"``.
+            training, all pairs computed), ``"hard"`` (Focus), or one of its `OPPONENTS` at as many pairs.
         top_k: groups per token in hard mode; of the Focus row that an opponent is compared with; else ``None``.
         perplexity: ``exp`` of the mean loss per predicted token.
         pairs: share of the possible query-key pairs that routed layers attend to, 0 to 1.
         positions: mean loss by position, see `position_curve`.
-        width: of a window.
+        width: see `Mode`.
         budget: see `Mode`.
         excess, stderr: see `paired_excess`; ``None`` where dense was not measured.
         copies, rest: mean loss in nats on tokens that were seen before, out of the adapter's window only (see
             `far_copies`), and on all others; ``None`` where there are none.
+        scoring: what an opponent's choosing costs, see `focus_hf.evaluate.opponents.Cost`.
         largest_group, smallest_group: share of memberships in the largest and the smallest group of any layer, on this
             text, in hard mode.
     """
@@ -51,6 +51,7 @@ class QualityRow:
     excess: float | None = None
     stderr: float | None = None
     budget: str | None = None
+    scoring: dict[str, float] | None = None
 
     def __str__(self) -> str:
         return str(Mode(self.mode, self.top_k, self.width, self.budget))
@@ -80,9 +81,20 @@ def quality_table(
 
 
 def measure_quality(
-    model: nn.Module, text: SlidingWindows, modes: Sequence[Mode], batch_size: int = 4
+    model: nn.Module,
+    text: SlidingWindows,
+    modes: Sequence[Mode],
+    batch_size: int = 4,
+    count_scoring: bool = False,
 ) -> Iterator[QualityRow]:
-    """One `QualityRow` for each mode, dense first; a window without a width gets one by the pairs of Focus here.
+    """One `QualityRow` for each mode, dense first; an opponent without a width gets one by the pairs of Focus here.
+
+    Args:
+        model: with an active Focus adapter; it keeps its own settings.
+        text: the windows.
+        modes: see `list_modes`.
+        batch_size: windows at a time.
+        count_scoring: opponents without a width have as many pairs less what their choosing costs, in products.
 
     Raises:
         ValueError: no Focus adapter is active.
@@ -91,13 +103,19 @@ def measure_quality(
     dense: Tensor | None = None
     focus_pairs: dict[tuple[int | None, str | None], float] = {}
     for mode in sorted(modes, key=lambda mode: mode.name != "dense"):
-        if mode.name == "window" and mode.width is None:
-            mode = matched(model, mode, text.windows, focus_pairs.get((mode.top_k, mode.budget)))
+        if mode.name in OPPONENTS and mode.width is None:
+            setting = mode.top_k, mode.budget
+            if setting not in focus_pairs:
+                focus_pairs[setting] = focus_share(model, mode, text.windows)
+            mode = matched(mode, focus_pairs[setting], text.windows.shape[1], count_scoring)
         members: dict[Router, Tensor] = {}
-        with attending(model, mode, text.windows):
+        with attending(model, mode, text.windows) as counted:
             with observe_routing(model, _count_members(members)):
                 losses = token_losses(model, text.windows, batch_size)
-            pairs = 1.0 if mode.name in ("dense", "soft") else attended_share(model, text.windows[:_COUNTED])
+            if counted is not None:
+                pairs = counted.share
+            else:
+                pairs = 1.0 if mode.name in ("dense", "soft") else attended_share(model, text.windows[:_COUNTED])
         shares = [counts / counts.sum() for counts in members.values()] if mode.name == "hard" else []
         if mode.name == "dense":
             dense = losses
@@ -118,23 +136,36 @@ def measure_quality(
             excess,
             stderr,
             mode.budget,
+            scoring_of(mode, text.windows.shape[1]),
         )
 
 
-def matched(model: nn.Module, mode: Mode, windows: Tensor, pairs: float | None = None) -> Mode:
-    """A window mode with the width at which it attends to as many pairs as Focus on these windows.
+def focus_share(model: nn.Module, mode: Mode, windows: Tensor) -> float:
+    """The share of pairs that Focus attends to, at the ``top_k`` and budget of an opponent's mode."""
+    with attending(model, replace(mode, name="hard")):
+        return attended_share(model, windows[:_COUNTED])
+
+
+def matched(mode: Mode, share: float, length: int, count_scoring: bool = False) -> Mode:
+    """An opponent's mode with the width at which it reads as many pairs as Focus.
 
     Args:
-        model: with an active Focus adapter.
-        mode: with the ``top_k`` and the budget of Focus.
-        windows: token ids ``(N, T)``.
-        pairs: of Focus, if they have been counted.
+        mode: of the opponent.
+        share: of Focus.
+        length: tokens of each window.
+        count_scoring: less what choosing costs.
+
+    Raises:
+        ValueError: choosing alone costs more.
     """
-    if pairs is None:
-        with attending(model, replace(mode, name="hard")):
-            pairs = attended_share(model, windows[:_COUNTED])
-    config = focus_layers(model)[0].routing_config
-    return replace(mode, width=equal_window(config, windows.shape[1], pairs))
+    if count_scoring:
+        share = less_scoring(share, selector_named(mode.name), length)
+    return at_share(mode, share, length)
+
+
+def scoring_of(mode: Mode, length: int) -> dict[str, float] | None:
+    """What an opponent's choosing costs in windows of a length, see `focus_hf.evaluate.opponents.Cost`."""
+    return asdict(selector_named(mode.name).cost(length)) if mode.name in OPPONENTS else None
 
 
 def _mean(losses: Tensor) -> float | None:

@@ -14,26 +14,34 @@ from .modes import Mode
 
 
 def tables(results: Results) -> Iterator[Table]:
-    """A rich table for each evaluation, for the retrieval probe, for each length of RULER, for benchmarks."""
+    """A rich table for each evaluation, the retrieval probe, each length of RULER and of code, and benchmarks."""
     for evaluation in results.evaluations:
         yield _quality(evaluation)
     if results.retrieval:
         yield _retrieval(results.retrieval)
     yield from map(_ruler, ruler_tables(results.ruler))
+    for length in sorted({row["length"] for row in results.code}):
+        yield _code([row for row in results.code if row["length"] == length])
     if results.benchmarks:
         yield _benchmarks(results.benchmarks)
 
 
 def _quality(evaluation: Evaluation) -> Table:
     title = f"Perplexity on {evaluation.data}, {evaluation.context_length} tokens"
-    table = _table(title, "attention", "perplexity", "to dense", "pairs attended", "copies", "rest", "largest group")
+    columns = ["attention", "perplexity", "to dense", "pairs attended", "copies", "rest", "largest group"]
+    opposed = any(row.get("scoring") for row in evaluation.rows)
+    if opposed:
+        columns.insert(4, "choosing")
+    table = _table(title, *columns)
     dense = evaluation.perplexity("dense")
     for row in evaluation.rows:
         change = "" if dense is None else to_dense(row, dense)
         largest = row.get("largest_group")
         shown = "" if largest is None else f"{100 * largest:.1f} %"
         losses = ["" if (loss := row.get(name)) is None else f"{loss:.3f}" for name in ("copies", "rest")]
-        table.add_row(_name(row), f"{row['perplexity']:.2f}", change, f"{100 * row['pairs']:.0f} %", *losses, shown)
+        choosing = [_choosing(row.get("scoring"))] if opposed else []
+        pairs = f"{100 * row['pairs']:.0f} %"
+        table.add_row(_name(row), f"{row['perplexity']:.2f}", change, pairs, *choosing, *losses, shown)
     if evaluation.copies:
         table.caption = (
             f"copies: loss in nats on the {evaluation.copies:,} tokens that were seen before, out of the window only; "
@@ -41,6 +49,13 @@ def _quality(evaluation: Evaluation) -> Table:
         )
         table.caption_justify = "left"
     return table
+
+
+def _choosing(scoring: dict[str, float] | None) -> str:
+    """What choosing costs beside the pairs, in products of a prompt and in bytes of a new token, in pairs' worth."""
+    if not scoring or not any(scoring.values()):
+        return ""
+    return f"+{100 * scoring['products']:.1f} / {100 * scoring['bytes']:.1f} %"
 
 
 def _retrieval(rows: list[dict[str, Any]]) -> Table:
@@ -60,6 +75,22 @@ def _ruler(measured: RulerTable) -> Table:
         table.add_row(
             task, *("" if row is None else f"{100 * row['score']:.0f} %  {row['logprob']:.2f}" for row in rows)
         )
+    return table
+
+
+def _code(rows: list[dict[str, Any]]) -> Table:
+    """Of one length: a line for each mode."""
+    names, completion = ([row for row in rows if row["task"] == task] for task in ("names", "completion"))
+    edges = sorted({stretch["above"] for row in names for stretch in row["by_distance"]})
+    title = (
+        f"Code, {rows[0]['length']:,} tokens, {rows[0]['samples']} prompts: loss in nats on second uses of names by "
+        f"the distance to the first; completion of a line from {completion[0]['distance']:,} tokens back"
+    )
+    table = _table(title, "attention", *(f"above {edge:,}" for edge in edges), "completion", "exact")
+    for named, completed in zip(names, completion, strict=True):
+        losses = {stretch["above"]: f"{stretch['loss']:.2f}" for stretch in named["by_distance"]}
+        cells = [losses.get(edge, "") for edge in edges]
+        table.add_row(_name(named), *cells, f"{completed['loss']:.2f}", f"{100 * completed['exact']:.0f} %")
     return table
 
 

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .modes import Mode, attending, device_of
+from .modes import OPPONENTS, Mode, attending, device_of
 from .perplexity import token_losses
-from .quality import matched
+from .quality import focus_share, matched
 
 
 @dataclass(frozen=True)
@@ -129,9 +129,9 @@ def probe_retrieval(
     for length in lengths:
         probe = Probe.make(ids, length, depth, trials, seed=seed)
         for mode in modes:
-            if mode.name == "window" and mode.width is None:
-                mode = matched(model, mode, probe.present)
-            with attending(model, mode, ids):
+            if mode.name in OPPONENTS and mode.width is None:
+                mode = matched(mode, focus_share(model, mode, probe.present), length)
+            with attending(model, mode, probe.present):
                 with_needle = token_losses(model, probe.present, batch_size)[:, -probe.value_tokens :]
                 without = token_losses(model, probe.absent, batch_size)[:, -probe.value_tokens :]
                 exact = _exact(model, probe, batch_size)

@@ -38,6 +38,7 @@ class EvaluationPlan:
         trials: prompts of the probe at each length.
         batch_size: windows at a time.
         seed: of the probe.
+        count_scoring: what an opponent's choosing costs, in products, is part of the pairs that it may read.
     """
 
     seq_lens: Sequence[int] = (1024,)
@@ -50,6 +51,7 @@ class EvaluationPlan:
     trials: int = 16
     batch_size: int = 4
     seed: int = 0
+    count_scoring: bool = False
 
     def __post_init__(self) -> None:
         if not 0 < self.stride <= 1:
@@ -106,7 +108,7 @@ def evaluate(
     evaluations = []
     for text, length, windows in cut:
         rows = []
-        for row in measure_quality(model, windows, modes, plan.batch_size):
+        for row in measure_quality(model, windows, modes, plan.batch_size, plan.count_scoring):
             rows.append(row.to_dict())
             tick(f"{text.name}, {length} tokens: {row}")
         evaluations.append(

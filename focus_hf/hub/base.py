@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
-
 from huggingface_hub import HfApi
 
-from ..records.adapter_files import CONFIG_FILE
+from ..records.adapter_files import CONFIG_FILE, read_json
 from ..records.base_model import BaseFacts
+from .bounds import Bounds
 from .errors import HubError, hub_errors
 from .files import LARGEST
-from .patience import Patience
-from .remote import HubReader, strings
+from .remote import Hub, card, files, strings
 
 #: Seconds to wait for what is good to know and not needed.
 _SECONDS = 20.0
@@ -19,20 +17,20 @@ _SECONDS = 20.0
 
 def base_facts(name: str, api: HfApi) -> BaseFacts | None:
     """Ask the Hub about a base model; ``None`` if it is not there, not ours to see, or the Hub is not reached."""
-    reader = HubReader(api, Patience(_SECONDS))
+    hub = Hub(api, Bounds(api.endpoint, _SECONDS))
     try:
         with hub_errors(name, api.endpoint):
-            model = reader.model(name)
+            model = hub.model(name)
             config = {}
-            if "config.json" in model.files:
-                config = json.loads(reader.text(reader.url(model, "config.json"), LARGEST[CONFIG_FILE]))
-    except (HubError, ValueError, RecursionError):
+            if "config.json" in files(model):
+                config = read_json(hub.fetch(model, "config.json", LARGEST[CONFIG_FILE]))
+    except (HubError, ValueError):
         return None
-    license = model.card.get("license")
+    license = card(model).get("license")
     return BaseFacts(
         name,
-        model.commit,
+        str(model.sha),
         license if isinstance(license, str) else None,
-        strings(model.card.get("language")),
+        strings(card(model).get("language")),
         config if isinstance(config, dict) else {},
     )

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import yaml
-from huggingface_hub import EvalResultEntry, HfApi, eval_result_entries_to_yaml, hf_hub_url
+from huggingface_hub import EvalResultEntry, HfApi, eval_result_entries_to_yaml
 
 from ..files import write_atomically
 from ..front_matter import MAX_CHARACTERS, read_yaml
 from ..records.results import Results
+from .bounds import Bounds
 from .errors import HubError, hub_errors
-from .remote import HubReader
 
 FOLDER = ".eval_results"
 
@@ -53,8 +53,12 @@ def write_benchmark_results(results: Results | None, folder: Path, api: HfApi) -
 def _declared_tasks(dataset: str, api: HfApi) -> list[str]:
     try:
         with hub_errors(dataset, api.endpoint):
-            url = hf_hub_url(dataset, _DECLARATION, repo_type="dataset", endpoint=api.endpoint)
-            declared = read_yaml(HubReader(api).text(url, largest=MAX_CHARACTERS))
+            path = Bounds(api.endpoint).run(
+                lambda: api.hf_hub_download(dataset, _DECLARATION, repo_type="dataset"),
+                largest=MAX_CHARACTERS,
+                is_file=True,
+            )
+        declared = read_yaml(Path(path).read_text("utf-8", "replace"))
         return [str(task["id"]) for task in declared["tasks"]]
-    except (HubError, KeyError, TypeError, ValueError):
+    except (HubError, KeyError, OSError, TypeError, ValueError):
         return []

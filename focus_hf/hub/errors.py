@@ -49,24 +49,25 @@ def hub_errors(repo_id: str, endpoint: str) -> Iterator[None]:
         raise HubError("The Hub is switched off by HF_HUB_OFFLINE=1: unset it, or use what is in the cache.") from None
     except HfHubHTTPError as error:
         raise HubError(_of_status(error, repo_id, endpoint)) from None
-    except (ConnectionError, OSError) as error:
-        if not is_connection(error):
-            _raise_for_disk(error)
-            raise
-        raise HubError(f"{endpoint} cannot be reached ({_line(error)}): check the network or HF_ENDPOINT.") from None
     except Exception as error:
-        if not is_connection(error):
-            raise
-        raise HubError(f"{endpoint} cannot be reached ({_line(error)}): check the network or HF_ENDPOINT.") from None
+        if is_connection(error):
+            what = f"{endpoint} cannot be reached ({_line(error)}): check the network or HF_ENDPOINT."
+            raise HubError(what) from None
+        if isinstance(error, OSError):
+            _raise_for_disk(error)
+        raise
 
 
-@contextmanager
-def sense_errors(endpoint: str) -> Iterator[None]:
-    """Turn what the client makes of answers without sense, inside the block, into `HubError`."""
-    try:
-        yield
-    except (AttributeError, IndexError, KeyError, TypeError, RecursionError, json.JSONDecodeError) as error:
-        raise HubError(f"{endpoint} gives answers that make no sense ({error!r:.100}): is it a Hub?") from None
+def readable(error: Exception, endpoint: str) -> Exception:
+    """What the library raised, as `hub_errors` understands it; of answers without sense it raises anything."""
+    if isinstance(error, RuntimeError) and not isinstance(error, HubError) and isinstance(error.__cause__, Exception):
+        error = error.__cause__  # of an upload in parts
+    is_known = isinstance(error, HubError | HfHubHTTPError | LocalEntryNotFoundError | OfflineModeIsEnabled)
+    if is_known or is_connection(error) or (isinstance(error, OSError) and error.errno is not None):
+        return error
+    if isinstance(error, ValueError | OSError) and not isinstance(error, json.JSONDecodeError):  # it says why
+        return HubError(f"{endpoint}: {_line(error)}")
+    return HubError(f"{endpoint} gives answers that make no sense ({one_line(repr(error), 100)}): is it a Hub?")
 
 
 def _raise_for_disk(error: OSError) -> None:

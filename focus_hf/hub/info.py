@@ -21,7 +21,7 @@ from ..records.results import Results, load_results
 from .errors import hub_errors
 from .files import LARGEST
 from .pull import look_at_remote
-from .remote import HubReader, snapshot
+from .remote import Hub, card, files
 
 
 def adapter_info(
@@ -57,19 +57,19 @@ def adapter_info(
         }
     api = HfApi(endpoint=endpoint, token=token, library_name="focus_hf")
     with hub_errors(name, api.endpoint):
-        reader = HubReader(api)
-        remote = look_at_remote(reader, name, revision)
-        model, license = remote.model, remote.model.card.get("license")
-        if RESULTS_FILE in model.files:
-            reader.keep(model, RESULTS_FILE, LARGEST[RESULTS_FILE])
+        hub = Hub(api)
+        remote = look_at_remote(hub, name, revision)
+        model, license = remote.model, card(remote.model).get("license")
+        if RESULTS_FILE in files(model):
+            hub.fetch(model, RESULTS_FILE, LARGEST[RESULTS_FILE])
         return {
             "adapter": name,
-            "commit": model.commit,
+            "commit": model.sha,
             "downloads": model.downloads,
             "likes": model.likes,
             "license": license if isinstance(license, str) else None,
-            **_facts(remote.config, load_results(snapshot(model))),
-            "bytes": remote.size,
+            **_facts(remote.config, load_results(remote.folder)),
+            "bytes": files(model)[WEIGHTS_FILE].size,
         }
 
 

@@ -10,11 +10,12 @@ from pathlib import Path
 
 from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
+from huggingface_hub.hf_api import RepoSibling
 
 from ..card.read import CARD
 from .errors import HubError
 from .files import LARGEST, adapter_files
-from .remote import HubReader, RemoteFile
+from .remote import Hub, files, is_announced
 
 
 @dataclass(frozen=True)
@@ -31,33 +32,34 @@ class Remote:
 
     commit: str | None = None
     card: str | None = None
-    files: Mapping[str, RemoteFile] = field(default_factory=dict)
+    files: Mapping[str, RepoSibling] = field(default_factory=dict)
     is_public: bool = False
     has_branch: bool = True
 
 
-def look(reader: HubReader, repo_id: str, revision: str | None) -> Remote:
+def look(hub: Hub, repo_id: str, revision: str | None) -> Remote:
     """What there is now; of a branch to be made, what it will start from."""
     try:
-        model = reader.model(repo_id, revision)
+        model = hub.model(repo_id, revision)
     except RevisionNotFoundError:
-        return replace(look(reader, repo_id, None), has_branch=False) if revision else Remote()
+        return replace(look(hub, repo_id, None), has_branch=False) if revision else Remote()
     except RepositoryNotFoundError as error:
         if type(error) is not RepositoryNotFoundError:  # gated: it is there
             raise
         return Remote()
-    card = reader.text(reader.url(model, CARD), LARGEST[CARD]) if CARD in model.files else None
-    return Remote(model.commit, card, model.files, is_public=not model.private)
+    found = files(model)
+    card = hub.fetch(model, CARD, LARGEST[CARD]).read_text("utf-8", "replace") if CARD in found else None
+    return Remote(model.sha, card, found, is_public=not model.private)
 
 
 def stop_if_concerned(before: Remote | None, now: Remote, folder: Path, repo_id: str) -> None:
-    """A push in between is no matter unless it changed a file that we send; cards are merged."""
+    """A push in between is no matter unless it made something else of a file that we send; cards are merged."""
     if before is None:
         return
-    names = before.files.keys() | now.files.keys()
-    changed = {name for name in names if before.files.get(name) != now.files.get(name)}
-    if both := sorted(changed & (set(adapter_files(folder)) - {CARD})):
-        raise HubError(f"Somebody pushed {both[0]} to {repo_id} meanwhile: look at the new version, then push again.")
+    for name in adapter_files(folder):
+        ours = name == CARD or (name in now.files and is_announced(folder / name, now.files[name]))
+        if before.files.get(name) != now.files.get(name) and not ours:
+            raise HubError(f"Somebody pushed {name} to {repo_id} meanwhile: look at the new version, then push again.")
 
 
 @contextmanager

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import tempfile
+import time
 import warnings
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,20 +16,21 @@ from huggingface_hub.errors import HfHubHTTPError
 from ..card.card import FocusModelCard
 from ..card.metadata import check_hub_id
 from ..card.read import CARD, read_card
+from ..escape import one_line
 from ..files import write_atomically
 from ..records.results import Results, load_results, save_results
 from .benchmarks import write_benchmark_results
-from .errors import HubError, hub_errors, sense_errors
+from .bounds import Bounds
+from .errors import LONGEST_REASON, HubError, hub_errors
 from .files import adapter_files
 from .merge_card import difference, merge_cards, missing_licence
-from .patience import Patience
 from .place import Remote, look, place_for, stop_if_concerned
 from .prepare import gather, name_base
-from .remote import HubReader
-from .transfer import bounded_answers
+from .remote import Hub
 
-#: How often a push starts again because somebody else pushed something that does not concern it.
-_TRIES = 3
+#: How often a push starts again because somebody else pushed something that does not concern it, and the longest wait
+#: in between: random, so that those who push at once do not meet again.
+_TRIES, _LONGEST_WAIT = 12, 4.0
 
 
 @dataclass(frozen=True)
@@ -122,11 +125,13 @@ def push_to_hub(
         with hub_errors(repo_id, api.endpoint):
             write_benchmark_results(load_results(folder), folder, api)
         before: Remote | None = None
-        for _ in range(_TRIES):
+        for number in range(_TRIES):
+            if number:
+                time.sleep(random.uniform(0.0, min(_LONGEST_WAIT, 0.2 * 2**number)))
             notes: list[str] = []
             try:
                 with hub_errors(repo_id, api.endpoint):
-                    remote = look(HubReader(api), repo_id, revision)
+                    remote = look(Hub(api), repo_id, revision)
             except HubError as error:
                 if not dry_run:
                     raise
@@ -173,23 +178,31 @@ def _commit(
 ) -> Pushed:
     for note in plan.notes:
         warnings.warn(note, stacklevel=4)
-    patience = Patience()
-    patience.arrived(sum(plan.files.values()))
+    bounds = Bounds(api.endpoint)
+    bounds.arrived(sum(plan.files.values()))
+    additions = [CommitOperationAdd(name, folder / name) for name in plan.files]
 
     def send() -> CommitInfo:
         with place_for(api, plan.repo_id, remote, revision, private) as parent:
+            for addition in additions:  # one by one: the library would send several in threads without our bounds
+                api.preupload_lfs_files(plan.repo_id, [addition], revision=revision, create_pr=create_pr)
             return api.create_commit(
                 plan.repo_id,
-                [CommitOperationAdd(name, folder / name) for name in plan.files],
+                additions,
                 commit_message=message or "Push Focus adapter",
                 create_pr=create_pr,
                 revision=revision,
                 parent_commit=parent,
             )
 
-    with sense_errors(api.endpoint), bounded_answers():
-        done = patience.wait_for(send, api.endpoint)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        done = bounds.run(send)
+    for warning in said:  # what the server says of the card
+        text = one_line(" ".join(str(warning.message).split()), LONGEST_REASON)
+        warnings.warn_explicit(text, warning.category, warning.filename, warning.lineno)
+    url, pr_url = one_line(done.commit_url), done.pr_url and one_line(done.pr_url)
     return Pushed(
-        done.commit_url, done.commit_message, done.commit_description, done.oid, done._endpoint, done.pr_url,
+        url, done.commit_message, done.commit_description, one_line(done.oid), done._endpoint, pr_url,
         unchanged=done.pr_url is None and done.oid == remote.commit,
     )  # fmt: skip

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
-from urllib.parse import quote
+from typing import Any
+from urllib.parse import quote, urlencode, urljoin
 
-from huggingface_hub import HfApi, constants, hf_hub_url
-from huggingface_hub.errors import HfHubHTTPError
-from huggingface_hub.file_download import repo_folder_name
-from huggingface_hub.utils import build_hf_headers, tqdm, validate_repo_id
+from huggingface_hub import HfApi, ModelCardData, ModelInfo, constants
+from huggingface_hub.hf_api import RepoSibling
+from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, http_backoff, tqdm, validate_repo_id
+from huggingface_hub.utils.sha import git_hash
 
-from ..escape import shown
-from ..files import written_atomically
-from ..records.adapter_files import CONFIG_FILE
-from .errors import HubError
+from ..escape import one_line, shown
+from ..records.adapter_files import CONFIG_FILE, read_json
+from .bounds import Bounds, same_origin
+from .errors import HubError, hub_errors
 from .files import LARGEST
-from .patience import Patience
-from .transfer import download, read_json, request
 
 #: Repositories that a search looks at, and pages of them: more are no search any more.
 LARGEST_SEARCH, MOST_PAGES = 10_000, 100
@@ -30,106 +26,54 @@ LARGEST_SEARCH, MOST_PAGES = 10_000, 100
 #: Bytes from which on a download shows a bar.
 _SHOW_BAR_FROM = 5_000_000
 
-_COMMIT = re.compile(r"[0-9a-f]{7,64}")
+#: What a reader of a damaged adapter can do.
+AGAIN = "ask its author to push it again."
+
+#: Of a commit, of a file's content.
+HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 
-@dataclass(frozen=True)
-class RemoteFile:
-    """A file of a repository, as far as the Hub says.
-
-    Args:
-        size: in bytes.
-        sha256: of its content, for files in LFS.
-        blob: git's name for its content: a hash of it.
-    """
-
-    size: int | None = None
-    sha256: str | None = None
-    blob: str | None = None
-
-    def is_file(self, path: Path) -> bool:
-        """Whether a file on this machine can be this one, by size and hash as far as the Hub states them."""
-        if not path.is_file() or self.size not in (None, path.stat().st_size):
-            return False
-        if self.sha256 is None and self.blob is None:
-            return True
-        hashes = _hashes(path)
-        return self.blob in hashes.values() if self.sha256 is None else self.sha256 == hashes["sha256"]
-
-
-@dataclass(frozen=True)
-class RemoteModel:
-    """A model repository at one commit. What the Hub says in an unknown form is taken for not said.
+def read_model(said: Any, repo_id: str | None = None) -> ModelInfo:
+    """What a Hub says of a model, with nothing in it that has another type than the library expects.
 
     Args:
-        repo_id: ``"org/name"``.
-        commit: that all of this is about; empty where the Hub names none.
-        files: by name.
-        card: metadata of its card.
-        tags: as the Hub derives them.
-        downloads, likes: as the Hub counts them.
-        updated: date of the last commit.
-        private, gated: who may see it.
+        said: the Hub's JSON.
+        repo_id: what was asked for, whatever the Hub calls it.
+
+    Raises:
+        HubError: it makes no sense.
     """
-
-    repo_id: str
-    commit: str
-    files: Mapping[str, RemoteFile] = field(default_factory=dict)
-    card: Mapping[str, Any] = field(default_factory=dict)
-    tags: Sequence[str] = ()
-    downloads: int = 0
-    likes: int = 0
-    updated: str = ""
-    private: bool = False
-    gated: bool = False
-
-    @classmethod
-    def from_json(cls, said: Any) -> RemoteModel:
-        """From the Hub's JSON.
-
-        Raises:
-            HubError: it does not say which repository it is about.
-        """
-        if not isinstance(said, dict):
-            raise HubError(f"The Hub describes a repository by {shown(said)}, not by a mapping.")
-        repo_id, commit, card = said.get("id"), said.get("sha"), said.get("cardData")
-        if not isinstance(repo_id, str):
-            raise HubError(f"The Hub names a repository {shown(repo_id)}.")
-        validate_repo_id(repo_id)
-        return cls(
-            repo_id,
-            commit if isinstance(commit, str) and _COMMIT.fullmatch(commit) else "",
-            dict(filter(None, map(_file, _listed(said.get("siblings"))))),
-            card if isinstance(card, dict) else {},
-            [tag for tag in _listed(said.get("tags")) if isinstance(tag, str)],
-            _count(said.get("downloads")) or 0,
-            _count(said.get("likes")) or 0,
-            _date(said.get("lastModified")),
-            bool(said.get("private")),
-            bool(said.get("gated")),
+    try:
+        info = ModelInfo(**{**said, "id": repo_id or said["id"]})
+        validate_repo_id(info.id)
+        hashes = [file.blob_id for file in info.siblings or ()]
+        hashes += [file.lfs.sha256 for file in info.siblings or () if file.lfs is not None]
+        sizes = [file.size for file in info.siblings or ()]
+        names = [info.id, *(info.tags or ()), *(file.rfilename for file in info.siblings or ())]
+        is_sound = (
+            all(isinstance(name, str) for name in names)
+            and all(size is None or is_size(size) for size in (info.downloads, info.likes, *sizes))
+            and all(value is None or HASH.fullmatch(value) for value in (info.sha, *hashes))
         )
+    except Exception as error:  # the library's readers fail in many ways
+        raise HubError(f"The Hub describes a repository in a way that makes no sense: {shown(error)}") from None
+    if not is_sound:
+        raise HubError(f"The Hub describes {info.id!r:.100} by names, sizes or hashes that cannot be.")
+    return info
 
 
-def _file(said: Any) -> tuple[str, RemoteFile] | None:
-    if not isinstance(said, dict) or not isinstance(said.get("rfilename"), str):
-        return None
-    lfs, size = said.get("lfs"), _count(said.get("size"))
-    if isinstance(lfs, dict):  # git's name is that of the pointer then
-        return said["rfilename"], RemoteFile(size, sha256=_hash(lfs.get("sha256") or lfs.get("oid")))
-    return said["rfilename"], RemoteFile(size, blob=_hash(said.get("blobId")))
+def files(info: ModelInfo) -> dict[str, RepoSibling]:
+    """The files of a repository by name."""
+    return {file.rfilename: file for file in info.siblings or ()}
 
 
-def _hash(value: Any) -> str | None:
-    is_known = isinstance(value, str) and re.fullmatch(r"[0-9a-fA-F]{40}|[0-9a-fA-F]{64}", value)
-    return str(value).lower() if is_known else None
+def card(info: ModelInfo) -> ModelCardData:
+    """The metadata of a repository's card, which may say anything under any name."""
+    return info.card_data if isinstance(info.card_data, ModelCardData) else ModelCardData()
 
 
-def _listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
-
-
-def _count(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63 else None
+def is_size(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
 
 
 def strings(value: Any) -> list[str]:
@@ -137,37 +81,28 @@ def strings(value: Any) -> list[str]:
     return [item for item in (value if isinstance(value, list) else [value]) if isinstance(item, str)]
 
 
-def _date(value: Any) -> str:
-    return value[:10] if isinstance(value, str) and re.match(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", value) else ""
-
-
-def _hashes(path: Path) -> dict[str, str]:
-    """Of a file's content, by every name that a Hub may give it; 40 or 64 digits."""
+def is_announced(path: Path, file: RepoSibling) -> bool:
+    """Whether a file on this machine is what the Hub says, by size and hash as far as it states them."""
     content = path.read_bytes()
-    found = {}
-    for name, new in (("sha1", hashlib.sha1), ("sha256", hashlib.sha256)):
-        found[name] = new(content).hexdigest()
-        git = new(b"blob %d\0" % len(content))
-        git.update(content)
-        found[f"git {name}"] = git.hexdigest()
-    return found
+    if file.size not in (None, len(content)):
+        return False
+    if file.lfs is not None:  # git's name is that of the pointer then
+        return hashlib.sha256(content).hexdigest() == file.lfs.sha256
+    return file.blob_id in (None, git_hash(content))
 
 
-class HubReader:
+class Hub:
     """Reads from one Hub on behalf of one command, which waits for it only so long.
 
     Args:
         api: endpoint and token.
-        patience: that the command has, `patience.PATIENCE` by default.
+        bounds: that the command has, `bounds.PATIENCE` by default.
     """
 
-    def __init__(self, api: HfApi, patience: Patience | None = None) -> None:
-        self.api, self.patience = api, patience or Patience()
-        self._headers = build_hf_headers(token=api.token, library_name="focus_hf")
-        counter = getattr(constants, "X_HF_DOWNLOAD_COUNTER", None)  # by which the Hub counts downloads
-        self._file_headers = {**self._headers, **({counter: "1"} if counter else {})}
+    def __init__(self, api: HfApi, bounds: Bounds | None = None) -> None:
+        self.api, self.bounds = api, bounds or Bounds(api.endpoint)
 
-    def model(self, repo_id: str, revision: str | None = None) -> RemoteModel:
+    def model(self, repo_id: str, revision: str | None = None) -> ModelInfo:
         """What the Hub says of a model.
 
         Raises:
@@ -176,26 +111,21 @@ class HubReader:
         """
         validate_repo_id(repo_id)
         url = f"{self.api.endpoint}/api/models/{repo_id}"
-        url += f"/revision/{quote(revision, safe='')}" if revision else ""
-        said = read_json(request("GET", f"{url}?blobs=true", self.patience, headers=self._headers))
-        if isinstance(said, dict):
-            said["id"] = repo_id  # whatever it calls itself: later requests are for what was asked for
-        found = RemoteModel.from_json(said)
-        if not found.commit:
+        said, _ = self._ask(f"{url}/revision/{quote(revision, safe='')}" if revision else url, {"blobs": "true"})
+        found = read_model(said, repo_id)
+        if not found.sha:
             raise HubError(f"{self.api.endpoint} names no commit of {repo_id}: it cannot be read.")
         return found
 
     def models(self, query: Sequence[tuple[str, str]]) -> Iterator[Any]:
-        """What a Hub says of the models that match, one after the other.
+        """What a Hub says of the models that match, one after the other: `HfApi.list_models` ends at one odd card.
 
         Raises:
-            HubError: it has no end.
+            HubError: it has no end, or goes on at another server.
         """
-        url = f"{self.api.endpoint}/api/models?" + "&".join(f"{quote(k)}={quote(v, safe='')}" for k, v in query)
-        seen = 0
+        seen, url = 0, f"{self.api.endpoint}/api/models?{urlencode(query)}"
         for _ in range(MOST_PAGES):
-            answer = request("GET", url, self.patience, headers=self._headers)
-            page = read_json(answer)
+            page, following = self._ask(url)
             if not isinstance(page, list):
                 raise HubError(f"{self.api.endpoint} answered a search with {shown(page)}, not with a list.")
             for said in page:
@@ -203,99 +133,104 @@ class HubReader:
                 if seen > LARGEST_SEARCH:
                     raise HubError(f"The search finds more than {LARGEST_SEARCH:,} repositories: narrow it down.")
                 yield said
-            following = answer.links.get("next", {}).get("url")
             if not following or not page:
                 return
-            url = following
+            url = self._next_page(url, following)
         raise HubError(f"The search has more than {MOST_PAGES} pages: narrow it down.")
 
-    def part(self, model: RemoteModel, name: str, first: int, length: int) -> bytes:
-        """Some bytes of a file; fewer where it ends. No more is read of a server that sends all of it."""
-        stop = first + length
-        headers = {**self._headers, "Range": f"bytes={first}-{stop - 1}"}
-        answer = request("GET", self.url(model, name), self.patience, headers=headers, enough=stop)
-        return bytes(answer.content[0 if answer.status_code == 206 else first :][:length])
+    def _next_page(self, url: str, following: str) -> str:
+        """The address of the next page, on the same server: what is sent there carries the token."""
+        try:
+            target = urljoin(url, following)
+            if same_origin(target, self.api.endpoint):
+                return target
+        except ValueError:
+            pass
+        raise HubError(
+            f"{self.api.endpoint} names {one_line(following)!r} as the next page of the search, which is not on the "
+            "same server: it is not followed."
+        )
 
-    def text(self, url: str, largest: int) -> str:
-        """A small file as text, whatever bytes it holds."""
-        answer = request("GET", url, self.patience, headers=self._file_headers, largest=largest)
-        return str(answer.content.decode("utf-8", "replace"))
+    def _ask(self, url: str, params: dict[str, str] | None = None) -> tuple[Any, str | None]:
+        """JSON that the Hub answers with, and the address of the next page of it."""
 
-    def is_focus(self, model: RemoteModel) -> bool:
+        def ask() -> tuple[Any, str | None]:
+            headers = build_hf_headers(token=self.api.token, library_name="focus_hf")
+            answer = http_backoff("GET", url, params=params, headers=headers, max_retries=3, retry_on_exceptions=())
+            hf_raise_for_status(answer)
+            return answer.json(), answer.links.get("next", {}).get("url")
+
+        return self.bounds.run(ask)
+
+    def fetch(self, model: ModelInfo, name: str, largest: int, revision: str | None = None) -> Path:
+        """A file in the library's cache, as it was announced.
+
+        Args:
+            model: whose file.
+            name: which.
+            largest: bytes.
+            revision: branch or tag that the cache is to know the commit of, for when it is asked offline.
+
+        Raises:
+            HubError: it is not to be had, or what arrives is larger than, or another file than, what was announced.
+        """
+        wanted = files(model)[name]
+        if wanted.size is not None and wanted.size > largest:
+            raise HubError(f"{name} of {model.id} has {wanted.size:,} bytes, more than {largest:,}.")
+        bound = largest if wanted.size is None else wanted.size
+
+        def download() -> str:
+            return self.api.hf_hub_download(model.id, name, revision=revision or model.sha, tqdm_class=_Bar)
+
+        for _ in range(2):  # what lies in the cache may be damaged
+            with hub_errors(model.id, self.api.endpoint):
+                path = Path(self.bounds.run(download, largest=bound, is_file=True))
+            if str(model.sha) not in path.parts:
+                raise HubError(f"{self.api.endpoint} gives {name} of another commit of {model.id}: try again.")
+            home = Path(constants.HF_HUB_CACHE).resolve()
+            is_ours = path.resolve().is_relative_to(home)  # a server can make the library lay a link out of it
+            if is_ours and is_announced(path, wanted):
+                return path
+            if is_ours:
+                path.resolve().unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
+        raise HubError(
+            f"{self.api.endpoint} sends a {name} of {model.id} that is not the one it announced: it is not used."
+        )
+
+    def weights(self, model: ModelInfo, name: str) -> tuple[dict[str, tuple[int, ...]], int]:
+        """Shapes by name in the header of a safetensors file, and the bytes that the file has at most.
+
+        Raises:
+            HubError: it is not the header of a safetensors file.
+        """
+
+        def read() -> tuple[dict[str, tuple[int, ...]], list[int]]:
+            header = self.api.parse_safetensors_file_metadata(model.id, name, revision=model.sha)
+            tensors = header.tensors.items()
+            return {key: tuple(info.shape) for key, info in tensors}, [info.data_offsets[1] for _, info in tensors]
+
+        shapes, ends = self.bounds.run(read)
+        if not all(len(shape) <= 4 and all(map(is_size, shape)) for shape in shapes.values()):
+            raise HubError(f"{name} of {model.id} has tensors of sizes that cannot be; {AGAIN}")
+        largest = max((end for end in ends if is_size(end)), default=0)
+        return shapes, largest + constants.SAFETENSORS_MAX_HEADER_LENGTH
+
+    def is_focus(self, model: ModelInfo) -> bool:
         """Whether a repository holds a Focus adapter, by its configuration."""
-        if not model.commit or CONFIG_FILE not in model.files:
+        if not model.sha or CONFIG_FILE not in files(model):
             return False
         try:
-            url = self.url(model, CONFIG_FILE)
-            said = read_json(
-                request("GET", url, self.patience, headers=self._file_headers, largest=LARGEST[CONFIG_FILE])
-            )
-        except (HubError, HfHubHTTPError):  # not JSON, or gated
-            if self.patience.over:
+            said = read_json(self.fetch(model, CONFIG_FILE, LARGEST[CONFIG_FILE]))
+        except (HubError, ValueError):  # not JSON, or gated
+            if self.bounds.over:
                 raise
             return False
         return isinstance(said, dict) and said.get("peft_type") == "FOCUS"
 
-    def keep(self, model: RemoteModel, name: str, largest: int) -> Path:
-        """Put a file into the cache, as it should be, unless it is there already.
 
-        Raises:
-            HubError: what arrives is another file than the one that was announced.
-        """
-        path, wanted = snapshot(model) / name, model.files[name]
-        if path.is_symlink() and not path.resolve().is_relative_to(Path(constants.HF_HUB_CACHE).resolve()):
-            path.unlink()  # a link out of the cache, as a server can make the library lay it
-        elif wanted.is_file(path):
-            return path
-        if wanted.size is not None and wanted.size > largest:
-            raise HubError(f"{name} of {model.repo_id} has {wanted.size:,} bytes, more than {largest:,}.")
-        with written_atomically(path) as file:
-            self._download(model, name, file, largest)
-            if not wanted.is_file(Path(file.name)):
-                raise HubError(
-                    f"{self.api.endpoint} sends a {name} of {model.repo_id} that is not the one it announced: "
-                    "it is not used."
-                )
-        return path
+class _Bar(tqdm):
+    """The library's bar, for files that take a while."""
 
-    def _download(self, model: RemoteModel, name: str, file: BinaryIO, largest: int) -> None:
-        size = model.files[name].size
-        is_short = (size or 0) < _SHOW_BAR_FROM
-        with tqdm(desc=name, total=size, unit="B", unit_scale=True, disable=is_short or None) as bar:
-            download(
-                self.url(model, name),
-                file,
-                self.patience,
-                headers=self._file_headers,
-                largest=largest,
-                progress=bar.update,
-            )
-        file.flush()
-
-    def url(self, model: RemoteModel, name: str) -> str:
-        """Address of a file."""
-        return hf_hub_url(model.repo_id, name, revision=model.commit, endpoint=self.api.endpoint)
-
-
-# -- the cache -----------------------------------------------------------------------------------------------------
-# In the layout that huggingface_hub documents, so that stock loaders find what was pulled. Files lie in the snapshot
-# itself, as they do where links are not supported: a blob's name would be the server's word (its ETag).
-
-
-def cache_folder(repo_id: str) -> Path:
-    """What the cache holds of a model."""
-    return Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=repo_id, repo_type="model")
-
-
-def snapshot(model: RemoteModel) -> Path:
-    """The folder in the cache that holds the files of a commit."""
-    return cache_folder(model.repo_id) / "snapshots" / model.commit
-
-
-def note_revision(model: RemoteModel, revision: str | None) -> None:
-    """Let the cache know which commit a branch or tag stands for, for when it is asked offline."""
-    name = revision or constants.DEFAULT_REVISION
-    if name != model.commit and ".." not in name.split("/") and not os.path.isabs(name):
-        path = cache_folder(model.repo_id) / "refs" / name
-        with written_atomically(path) as file:
-            file.write(model.commit.encode())
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **{**options, "disable": (options.get("total") or 0) < _SHOW_BAR_FROM or None})

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from huggingface_hub import HfApi
-from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub import HfApi, ModelInfo
 
 from ..escape import one_line
 from ..records.adapter_files import CONFIG_FILE, GROUPS_FILE, HUB_TAG, AdapterFileError, read_config
@@ -16,7 +15,7 @@ from ..records.group_report import GroupReport
 from ..records.typed import is_number
 from .errors import HubError, hub_errors
 from .files import LARGEST
-from .remote import HubReader, RemoteModel, strings
+from .remote import Hub, card, files, read_model, strings
 
 #: Orders, best first.
 SORTS = ("downloads", "likes", "date", "perplexity")
@@ -122,7 +121,7 @@ def search(
     if limit < 1:
         raise ValueError(f"limit must be at least 1, got {limit}.")
     api = HfApi(endpoint=endpoint, token=token, library_name="focus_hf")
-    reader = HubReader(api)
+    hub = Hub(api)
     of_base = [f"base_model:adapter:{base_model}"] if base_model else []
     query = [("sort", _SERVER_SORTS.get(sort, "downloads"))]
     query += [(name, value) for name, value in (("author", author), ("search", text)) if value]
@@ -131,9 +130,9 @@ def search(
     untagged = [*tags] if author or text else [*tags, *of_base] if of_base else None
     found: list[Found] = []
     with hub_errors(base_model or "The search", api.endpoint):
-        for model in _candidates(reader, query, [HUB_TAG, *tags, *of_base], untagged):
+        for model in _candidates(hub, query, [HUB_TAG, *tags, *of_base], untagged):
             try:
-                adapter = _read(model, reader)
+                adapter = _read(model, hub)
                 wanted = all(
                     value is None or value == getattr(adapter, name)
                     for name, value in (("num_groups", num_groups), ("top_k", top_k))
@@ -143,11 +142,11 @@ def search(
                 if not wanted or (domain and not _about(model, adapter, domain)):
                     continue
                 if group is not None:
-                    adapter.groups = [where for where in _groups(model, reader) if _matches(where, group)]
+                    adapter.groups = [where for where in _groups(model, hub) if _matches(where, group)]
                     if not adapter.groups:
                         continue
             except (HubError, ValueError) as error:
-                _leave_out(error, reader)
+                _leave_out(error, hub)
                 continue
             found.append(adapter)
             if len(found) == limit and sort != "perplexity":
@@ -158,23 +157,23 @@ def search(
 
 
 def _candidates(
-    reader: HubReader, query: list[tuple[str, str]], tagged: list[str], untagged: list[str] | None
-) -> Iterator[RemoteModel]:
+    hub: Hub, query: list[tuple[str, str]], tagged: list[str], untagged: list[str] | None
+) -> Iterator[ModelInfo]:
     """Repositories with our tag; then those whose configuration says what they are.
 
     Args:
-        reader: asks.
+        hub: asks.
         query: order, author, part of the name.
         tagged: tags that a repository must have, ours among them.
         untagged: tags that one without ours must have; ``None`` if such are not looked for.
     """
-    for model in _matching(reader, query, tagged):
+    for model in _matching(hub, query, tagged):
         yield model
     if untagged is None:
         return
     looked_into = 0
-    for model in _matching(reader, query, untagged):
-        if HUB_TAG in _tags(model) or CONFIG_FILE not in model.files:
+    for model in _matching(hub, query, untagged):
+        if HUB_TAG in _tags(model) or CONFIG_FILE not in files(model):
             continue
         if looked_into == MOST_UNTAGGED:
             warnings.warn(
@@ -183,61 +182,62 @@ def _candidates(
             )
             return
         looked_into += 1
-        if reader.is_focus(model):
+        if hub.is_focus(model):
             yield model
 
 
-def _matching(reader: HubReader, query: list[tuple[str, str]], tags: list[str]) -> Iterator[RemoteModel]:
-    for said in reader.models([*(("filter", tag) for tag in tags), *query]):
+def _matching(hub: Hub, query: list[tuple[str, str]], tags: list[str]) -> Iterator[ModelInfo]:
+    for said in hub.models([*(("filter", tag) for tag in tags), *query]):
         try:
-            model = RemoteModel.from_json(said)
+            model = read_model(said)
         except (HubError, ValueError) as error:
-            _leave_out(error, reader)
+            _leave_out(error, hub)
             continue
         if set(tags) <= _tags(model):  # there are Hubs without filters
             yield model
 
 
-def _tags(model: RemoteModel) -> set[str]:
-    return {*model.tags, *strings(model.card.get("tags"))}
+def _tags(model: ModelInfo) -> set[str]:
+    return {*(model.tags or ()), *strings(card(model).get("tags"))}
 
 
-def _leave_out(error: Exception, reader: HubReader) -> None:
+def _leave_out(error: Exception, hub: Hub) -> None:
     """Say that a result cannot be read; raise if there is no time for others."""
-    if reader.patience.over:
+    if hub.bounds.over:
         raise error
     warnings.warn(f"A result of the search is left out: {one_line(str(error))}", stacklevel=3)
 
 
-def _read(model: RemoteModel, reader: HubReader) -> Found:
+def _read(model: ModelInfo, hub: Hub) -> Found:
     """What the card says; settings from the configuration where the card is silent."""
-    card = model.card
-    said = card.get("focus")
+    about = card(model)
+    said = about.get("focus")
     focus: dict[str, Any] = said if isinstance(said, dict) else {}
     values = {name: _number(focus.get(name), int) for name in ("num_groups", "top_k", "local_window")}
-    base = card.get("base_model")
-    if None in values.values() and model.commit and CONFIG_FILE in model.files:
+    base = about.get("base_model")
+    if None in values.values() and model.sha and CONFIG_FILE in files(model):
         try:
-            config = read_config(reader.keep(model, CONFIG_FILE, LARGEST[CONFIG_FILE]).parent)
+            config = read_config(hub.fetch(model, CONFIG_FILE, LARGEST[CONFIG_FILE]).parent)
             values = {name: getattr(config, name) for name in values}
             base = base or config.base_model_name_or_path
-        except (AdapterFileError, HfHubHTTPError):
-            pass  # gated, or not an adapter that we can read: listed all the same
-    license = card.get("license")
+        except (AdapterFileError, HubError):  # gated, or not an adapter that we can read: listed all the same
+            if hub.bounds.over:
+                raise
+    license = about.get("license")
     return Found(
-        model.repo_id,
+        model.id,
         next(iter(strings(base)), None),
         **values,
         perplexity_change=_number(focus.get("perplexity_change"), float),
         groups=strings(focus.get("groups")),
-        downloads=model.downloads,
-        likes=model.likes,
-        updated=model.updated,
+        downloads=model.downloads or 0,
+        likes=model.likes or 0,
+        updated=f"{model.last_modified:%Y-%m-%d}" if model.last_modified else "",
         license=license if isinstance(license, str) else None,
-        datasets=strings(card.get("datasets")),
-        private=model.private,
-        gated=model.gated,
-        commit=model.commit,
+        datasets=strings(about.get("datasets")),
+        private=bool(model.private),
+        gated=bool(model.gated),
+        commit=model.sha or "",
     )
 
 
@@ -246,18 +246,15 @@ def _number(value: Any, kind: type) -> Any:
     return kind(value) if is_number(value) else None
 
 
-def _about(model: RemoteModel, adapter: Found, domain: str) -> bool:
-    return any(domain.lower() in name.lower() for name in (model.repo_id, *model.tags, *adapter.datasets))
+def _about(model: ModelInfo, adapter: Found, domain: str) -> bool:
+    return any(domain.lower() in name.lower() for name in (model.id, *(model.tags or ()), *adapter.datasets))
 
 
-def _groups(model: RemoteModel, reader: HubReader) -> Iterator[str]:
+def _groups(model: ModelInfo, hub: Hub) -> Iterator[str]:
     """What each group of an adapter is about, and where it is: ``"PUNCT (layer 2, group 3)"``."""
-    if not model.commit or GROUPS_FILE not in model.files:
+    if not model.sha or GROUPS_FILE not in files(model):
         return
-    try:
-        report = GroupReport.from_json(reader.keep(model, GROUPS_FILE, _LARGEST_REPORT))
-    except HfHubHTTPError:  # gated
-        return
+    report = GroupReport.from_json(hub.fetch(model, GROUPS_FILE, _LARGEST_REPORT))
     for number, layer in enumerate(report.layers):
         where = f"layer {number}" if layer.head is None else layer.title
         for place, group in enumerate(layer.groups):

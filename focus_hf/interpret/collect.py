@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
@@ -14,14 +12,8 @@ from torch import Tensor, nn
 from ..adapter import HeadView, Router, final_scores, observe_routing
 from ..evaluate.modes import Mode, attending, device_of
 
-#: Bins of the confidence and of the position histograms.
-BINS = 10
-
 #: Tokens whose groups are kept one by one, for examples.
 SAMPLE = 20_000
-
-#: Blocks of text over which gold categories are counted, for bootstrap intervals.
-BLOCKS = 64
 
 
 @dataclass(frozen=True)
@@ -30,7 +22,8 @@ class Window:
 
     Args:
         ids: token ids ``(T,)``.
-        gold: for each token and each kind of category (``"upos"``, ``"deprel"``) a number, -1 for none.
+        gold: for each token and each kind of category (``"upos"``, ``"deprel"``) a number, -1 for none;
+            empty for plain text.
     """
 
     ids: Tensor
@@ -44,10 +37,6 @@ class LayerCounts:
         self.name, self.num_groups = router.name, num_groups
         self.head = router.head if isinstance(router, HeadView) else None
         self.by_token = np.zeros((vocabulary, num_groups), dtype=np.int32)  # by far the largest table
-        self.confidence = np.zeros((num_groups, BINS), dtype=np.int64)
-        self.confidence_sum = np.zeros(num_groups)
-        self.position = np.zeros((num_groups, BINS), dtype=np.int64)
-        self.to_next = np.zeros((num_groups, num_groups), dtype=np.int64)
         self.sample: list[np.ndarray] = []
         self.gold: dict[str, np.ndarray] = {}
 
@@ -81,7 +70,8 @@ def collect(
     windows: Iterable[Window],
     *,
     categories: dict[str, int] | None = None,
-    tick: Any = lambda tokens: None,
+    only: Collection[str] | None = None,
+    tick: Callable[[int], None] = lambda tokens: None,
 ) -> Collected:
     """Read windows in hard mode, one at a time.
 
@@ -89,63 +79,50 @@ def collect(
         model: with an active Focus adapter.
         windows: of text.
         categories: how many there are of each kind in `Window.gold`.
+        only: names of the layers or heads to count; all of them by default.
         tick: called with the tokens of each window that has been read.
     """
     vocabulary = int(model.get_input_embeddings().weight.shape[0])  # type: ignore[operator]
-    counts: dict[Router, LayerCounts] = {}
-    seen: dict[Router, tuple[np.ndarray, np.ndarray]] = {}
+    counts: dict[str, LayerCounts] = {}
+    seen: dict[str, np.ndarray] = {}
 
     def look(router: Router, scores: Tensor, memberships: Tensor) -> None:
-        if router not in counts:
-            counts[router] = LayerCounts(router, scores.shape[-1], vocabulary)
-        confidence, group = torch.softmax(final_scores(router, scores[0]), dim=-1).max(dim=-1)
-        seen[router] = group.cpu().numpy(), confidence.cpu().numpy()
+        if only is not None and router.name not in only:
+            return
+        if router.name not in counts:
+            counts[router.name] = LayerCounts(router, scores.shape[-1], vocabulary)
+        seen[router.name] = final_scores(router, scores[0]).argmax(dim=-1).cpu().numpy()
 
     ids_kept: list[np.ndarray] = []
     lengths: list[int] = []
     total = 0
     gold_by_token = {kind: np.zeros((vocabulary, size), dtype=np.int64) for kind, size in (categories or {}).items()}
     with attending(model, Mode("hard")), observe_routing(model, look), torch.no_grad():
-        for number, window in enumerate(windows):
+        for window in windows:
             model(input_ids=window.ids[None].to(device_of(model)), use_cache=False)
             keep = sum(lengths) < SAMPLE
             if keep:
                 ids_kept.append(window.ids.numpy())
                 lengths.append(len(window.ids))
-            for router, found in seen.items():
-                _add(counts[router], window, *found, number, keep, categories or {})
-            for one, following in itertools.pairwise(seen):
-                np.add.at(counts[one].to_next, (seen[one][0], seen[following][0]), 1)
+            for name, group in seen.items():
+                _add(counts[name], window, group, keep, categories or {})
             for kind, table in gold_by_token.items():
-                known = window.gold[kind] >= 0
-                np.add.at(table, (window.ids.numpy()[known], window.gold[kind][known]), 1)
+                if kind in window.gold:
+                    known = window.gold[kind] >= 0
+                    np.add.at(table, (window.ids.numpy()[known], window.gold[kind][known]), 1)
             total += len(window.ids)
             tick(len(window.ids))
     if not total:
         raise ValueError("There is no text to look at.")
-    if not counts:
-        raise ValueError("No head of this adapter attends by groups, so there are none to look at.")
     return Collected(list(counts.values()), np.concatenate(ids_kept), lengths, total, gold_by_token)
 
 
-def _add(
-    layer: LayerCounts,
-    window: Window,
-    group: np.ndarray,
-    confidence: np.ndarray,
-    number: int,
-    keep: bool,
-    categories: dict[str, int],
-) -> None:
+def _add(layer: LayerCounts, window: Window, group: np.ndarray, keep: bool, categories: dict[str, int]) -> None:
     np.add.at(layer.by_token, (window.ids.numpy(), group), 1)
-    np.add.at(layer.confidence, (group, np.minimum((confidence * BINS).astype(int), BINS - 1)), 1)
-    np.add.at(layer.confidence_sum, group, confidence)
-    place = np.arange(len(group)) * BINS // max(len(group), 1)
-    np.add.at(layer.position, (group, place), 1)
     if keep:
         layer.sample.append(group.astype(np.int16))
     for kind, size in categories.items():
-        gold = window.gold[kind]
-        known = gold >= 0
-        blocks = layer.gold.setdefault(kind, np.zeros((BLOCKS, layer.num_groups, size), dtype=np.int64))
-        np.add.at(blocks[number % BLOCKS], (group[known], gold[known]), 1)
+        table = layer.gold.setdefault(kind, np.zeros((layer.num_groups, size), dtype=np.int64))
+        if kind in window.gold:
+            known = window.gold[kind] >= 0
+            np.add.at(table, (group[known], window.gold[kind][known]), 1)

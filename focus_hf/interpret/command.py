@@ -19,7 +19,7 @@ from ..records import check_writable
 from ..records.adapter_files import GROUPS_FILE, weights_hash
 from ..records.group_report import GroupReport
 from ..texts import TextSource, hash_of
-from .figures import save_plots, short_name
+from .figures import save_plots
 from .match import SAME, LayerMatch, match_adapters
 from .run import group_report
 from .treebank import Treebank, read_treebank
@@ -46,19 +46,19 @@ def run_groups(
         load: gives model, tokenizer and folder of the adapter, see `focus_hf.hub.load_adapted`; called when all else
             was found in order.
         progress: shows how far it is.
-        texts: text files; or else
-        treebanks: ``.conllu`` files.
+        texts: text files.
+        treebanks: ``.conllu`` files; texts are then read besides them.
         window: tokens read at a time.
-        seed: of examples, bootstrap and random groups.
+        seed: of examples and random groups.
         json_out, markdown: file, or ``"-"`` for standard output, where then nothing else goes.
         plots: folder for pictures.
         write: put the report (and the pictures) into the adapter's folder, from where the card takes it.
 
     Raises:
-        ValueError: neither text nor treebank, both, or bad input.
+        ValueError: neither text nor treebank, or bad input.
     """
-    if bool(texts) == bool(treebanks):
-        raise ValueError("Give either --text or --treebank.")
+    if not texts and not treebanks:
+        raise ValueError("Give --text, --treebank or both.")
     if "-" in (json_out, markdown) and json_out == markdown:
         raise ValueError("Only one of --json and --markdown can go to the screen.")
     pictures = plots is not None or write
@@ -73,15 +73,17 @@ def run_groups(
             progress.console.print(f"left out: {problem}", markup=False, highlight=False)
         if len(source.skipped) > 5:
             progress.console.print(f"left out: {len(source.skipped) - 5} more sentences")
-    else:
-        loaded = TextSource(tuple(texts)).load()
-        source, name, revision_of_text = loaded.documents, loaded.name, loaded.revision
+    besides = TextSource(tuple(texts)).load() if texts else None
+    if not treebanks:
+        assert besides is not None
+        source, name, revision_of_text = besides.documents, besides.name, besides.revision
     model, tokenizer, folder = load(adapter)
     bar = progress.add_task("tokens", total=None)
     report = group_report(
         model,
         tokenizer,
         source,
+        texts=besides.documents if treebanks and besides is not None else (),
         name=name,
         revision=revision_of_text,
         window=window,
@@ -89,13 +91,15 @@ def run_groups(
         tick=lambda tokens: progress.advance(bar, tokens),
     )
     report.weights_sha256 = weights_hash(folder)
+    if treebanks and besides is not None:
+        report.text["besides"] = {"name": besides.name, "revision": besides.revision}
     progress.stop()
     _deliver(report, json_out, markdown)
     if plots is not None:
         save_plots(report, plots)
     if write:
         report.to_json(folder / GROUPS_FILE)
-        save_plots(report, folder / "figures")
+        save_plots(report, folder)
     return report
 
 
@@ -108,25 +112,23 @@ def _deliver(report: GroupReport, json_out: str | None, markdown: str | None) ->
 
 
 def summary_table(report: GroupReport) -> Table:
-    """One line for each layer; NMI is with parts of speech."""
+    """One line for each layer or head; NMI is with parts of speech."""
     title = f"Groups on {report.text['name']}, {report.text['tokens']:,} tokens"
     table = Table(title=Text(title), title_justify="left")
     has_gold = any("upos" in layer.agreement for layer in report.layers)
-    gold_columns = ("NMI", "random", "lookup") if has_gold else ()
-    for column in ("layer", "largest", "in context", *gold_columns, "groups"):
-        table.add_column(column, justify="left" if column in ("layer", "groups") else "right", overflow="fold")
+    gold_columns = ("NMI", "random", "look-up") if has_gold else ()
+    for column in ("layer", "loss without", "silent", "in context", *gold_columns, "reads most"):
+        table.add_column(column, justify="left" if column in ("layer", "reads most") else "right", overflow="fold")
     for layer in report.layers:
         cells: list[Text | str] = [
-            Text(short_name(layer)),
-            f"{100 * layer.largest:.1f} %",
+            Text(layer.short_title),
+            "" if layer.loss is None else f"{layer.loss:+.4f}",
+            "" if layer.silent is None else f"{100 * layer.silent:.0f} %",
             f"{100 * layer.contextual:.0f} %",
         ]
         if has_gold:
             cells += [f"{layer.agreement['upos'][kind]['nmi']:.3f}" for kind in ("groups", "random", "lookup")]
-        labels = [group.label for group in layer.groups]
-        mixed = labels.count("mixed")
-        told = [label for label in labels if label != "mixed"] + ([f"{mixed} mixed"] if mixed else [])
-        cells.append(Text(", ".join(told)))
+        cells.append(Text(", ".join(layer.groups[group].name for group in layer.most_read(3))))
         table.add_row(*cells)
     return table
 

@@ -9,17 +9,14 @@ from typing import Any
 import numpy as np
 
 from ..records.group_report import GroupFacts, LayerFacts
-from .agreement import agreement, category_label, contextual_share, lookup_table, random_table
+from .agreement import agreement, contextual_share, lookup_table, random_table
 from .collect import Collected, LayerCounts, Window
-from .distance import DistantAttention
+from .naming import Name, Namer
+from .reading import DistantPair, Reading
 from .tokens import PROFILE, display, profile, raw_tokens, token_texts
-from .windows import Gold
 
 #: Tokens shown before and after an example.
 CONTEXT = 4
-
-#: From this many groups in all layers on, less is shown of each, so that a report stays below a megabyte.
-MANY_GROUPS = 250
 
 #: A token counts as lifted or split from so many occurrences on.
 LEAST = 5
@@ -27,23 +24,28 @@ LEAST = 5
 #: Tokens shown with their groups one by one.
 STRIP = 120
 
-#: Of the bootstrap behind a label's interval.
-DRAWS = 200
+#: From this many groups in all layers on, less is shown of each, so that a report stays below a megabyte.
+MANY_GROUPS = 250
+
+#: Groups of a head, those that are read most, of which more examples are kept.
+MOST_READ = 3
 
 
 @dataclass(frozen=True)
 class _Detail:
-    """How much a report shows: tokens and examples of a group, split tokens and pairs of a layer."""
+    """How much a report shows: tokens of a group, examples of it and of one that is read much, split tokens and pairs
+    of a layer."""
 
     tokens: int
     examples: int
+    most: int
     split: int
     pairs: int
 
     @classmethod
     def of(cls, found: Collected) -> _Detail:
         groups = sum(layer.num_groups for layer in found.layers)
-        return cls(8, 2, 3, 5) if groups <= MANY_GROUPS else cls(5, 1, 1, 1)
+        return cls(8, 2, 5, 3, 5) if groups <= MANY_GROUPS else cls(5, 1, 5, 1, 2)
 
 
 class Words:
@@ -59,6 +61,7 @@ class Words:
             self.profiles[token] = profile(self.texts[int(token)], raw[int(token)])
 
     def shown(self, token: int) -> str:
+        """A token as visible text."""
         return display(self.texts[int(token)])
 
     def context(self, ids: np.ndarray, place: int) -> dict[str, str]:
@@ -76,69 +79,79 @@ def layer_facts(
     layer: LayerCounts,
     found: Collected,
     words: Words,
-    gold: Gold | None,
-    weighed: DistantAttention | None,
+    namer: Namer,
+    reading: Reading | None,
+    lost: tuple[float, float] | None,
     windows: Sequence[Window],
     seed: int,
 ) -> LayerFacts:
+    """Everything that a report says of one layer or head.
+
+    Args:
+        layer: its counts.
+        found: counts of all.
+        words: of the text.
+        namer: of its groups.
+        reading: what it reads; ``None`` if no window was long enough.
+        lost: what the model loses without that, and its standard error.
+        windows: those that ``reading`` is of.
+        seed: of examples and random groups.
+    """
     generator, detail = np.random.default_rng(seed), _Detail.of(found)
     sample = np.concatenate(layer.sample)
-    groups = [_group(layer, group, found, words, sample, generator, detail) for group in range(layer.num_groups)]
     agreements: dict[str, Any] = {}
-    for kind in () if gold is None else ("upos", "deprel"):
-        table = layer.gold[kind].sum(axis=0)
+    for kind, table in layer.gold.items():
         agreements[kind] = {
             "groups": agreement(table).to_dict(),
             "random": agreement(random_table(table, seed)).to_dict(),
             "lookup": agreement(lookup_table(layer.by_token, found.gold_by_token[kind])).to_dict(),
         }
-    for kind, names in ({} if gold is None else gold.names).items():
-        for number, group in enumerate(groups):
-            group.labels[kind] = _rounded(category_label(layer.gold[kind], names, number, draws=DRAWS, seed=seed))
-    if gold is not None:
-        table = layer.gold["upos"].sum(axis=0)
-        for group, row in zip(groups, table / np.maximum(table.sum(axis=1, keepdims=True), 1), strict=True):
-            group.upos = {
-                name: round(float(share), 3)
-                for name, share in zip(gold.names["upos"], row, strict=True)
-                if share >= 0.01
-            }
-    pairs = []
-    if weighed is not None:
-        for number, group in enumerate(groups):
-            group.distant, group.distance = weighed.share[number], weighed.distance[number]
-        for pair in weighed.pairs[: detail.pairs]:
-            ids = windows[pair.window].ids.numpy()
-            pairs.append(
-                {
-                    "weight": pair.weight,
-                    "affinity": pair.affinity,
-                    "distance": pair.query - pair.key,
-                    "group": pair.group,
-                    "query": words.context(ids, pair.query),
-                    "key": words.context(ids, pair.key),
-                }
-            )
-    return LayerFacts(
+    names = namer.names(layer.by_token, layer.gold.get("upos"))
+    home = layer.by_token.argmax(axis=1)
+    groups = [_group(layer, group, names[group], home, found, words, detail) for group in range(layer.num_groups)]
+    facts = LayerFacts(
         name=layer.name,
         groups=groups,
-        contextual=contextual_share(layer.by_token),
+        contextual=round(contextual_share(layer.by_token), 6),
         agreement=_rounded(agreements),
-        flow=layer.to_next.tolist() if layer.head is None else [],
         split=_split_tokens(layer, found, words, sample, generator, detail.split),
-        pairs=_rounded(pairs),
         strip=sample[:STRIP].tolist(),
         head=layer.head,
     )
+    if reading is not None:
+        facts.reads = _rounded((reading.reads / np.maximum(reading.queries, 1)).tolist())
+        facts.attention = _rounded((reading.attention / max(reading.tokens, 1)).tolist(), 6)
+        facts.silent = round(reading.silent / max(reading.far, 1), 4)
+        facts.pairs = [_pair(pair, words, windows) for pair in reading.pairs[: detail.pairs]]
+    if lost is not None:
+        facts.loss, facts.loss_error = round(lost[0], 6), round(lost[1], 6)
+    much = set(facts.most_read(MOST_READ))
+    for number, group in enumerate(groups):
+        places = (sample == number).nonzero()[0]
+        count = detail.most if number in much else detail.examples
+        chosen = np.sort(generator.permutation(places)[:count])
+        group.examples = [_example(found, words, int(place)) for place in chosen]
+    return facts
+
+
+def _pair(pair: DistantPair, words: Words, windows: Sequence[Window]) -> dict[str, Any]:
+    ids = windows[pair.window].ids.numpy()
+    return {
+        "weight": round(pair.weight, 4),
+        "distance": pair.query - pair.key,
+        "group": pair.group,
+        "query": words.context(ids, pair.query),
+        "key": words.context(ids, pair.key),
+    }
 
 
 def _group(
     layer: LayerCounts,
     group: int,
+    name: Name,
+    home: np.ndarray,
     found: Collected,
     words: Words,
-    sample: np.ndarray,
-    generator: np.random.Generator,
     detail: _Detail,
 ) -> GroupFacts:
     counts, size = layer.by_token[:, group], int(layer.sizes[group])
@@ -148,24 +161,18 @@ def _group(
     enough = (words.counts >= LEAST) & (counts > 0)
     lift[enough] = counts[enough] / words.counts[enough] / max(share, 1e-12)
     lifted = [token for token in np.lexsort((-counts, -lift))[: detail.tokens] if lift[token] > 1]
-    places = (sample == group).nonzero()[0]
-    chosen = np.sort(generator.permutation(places)[: detail.examples])
-    weights = counts[words.seen] / max(size, 1)
     return GroupFacts(
         share=round(share, 5),
-        confidence=round(float(layer.confidence_sum[group] / max(size, 1)), 4),
-        confidences=layer.confidence[group].tolist(),
-        positions=layer.position[group].tolist(),
+        name=name.name,
+        covers=round(name.covers, 4),
+        chance=round(name.chance, 4),
+        lookup=round(name.lookup, 4),
+        contextual=round(float(counts[home != group].sum() / max(size, 1)), 4),
         top=[{"token": words.shown(token), "count": int(counts[token])} for token in top],
         lifted=[
             {"token": words.shown(token), "count": int(counts[token]), "lift": round(float(lift[token]), 2)}
             for token in lifted
         ],
-        profile={
-            name: round(float(counts[words.profiles[:, i]].sum() / max(size, 1)), 4) for i, name in enumerate(PROFILE)
-        },
-        frequency=round(float((weights * np.log(np.maximum(words.counts[words.seen], 1))).sum()), 3),
-        examples=[_example(found, words, int(place)) for place in chosen],
     )
 
 
@@ -202,11 +209,11 @@ def _split_tokens(
     return result
 
 
-def _rounded(value: Any) -> Any:
+def _rounded(value: Any, digits: int = 4) -> Any:
     if isinstance(value, float):
-        return round(value, 4)
+        return round(value, digits)
     if isinstance(value, dict):
-        return {key: _rounded(item) for key, item in value.items()}
+        return {key: _rounded(item, digits) for key, item in value.items()}
     if isinstance(value, list):
-        return [_rounded(item) for item in value]
+        return [_rounded(item, digits) for item in value]
     return value

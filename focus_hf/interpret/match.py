@@ -1,4 +1,4 @@
-"""Which groups of two adapters are the same, and how groups go from layer to layer."""
+"""Which groups of two adapters are the same."""
 
 from __future__ import annotations
 

@@ -17,14 +17,12 @@ class Word:
         start, stop: characters of its form in the document's text; words of one multi-word token share them.
         upos: universal part of speech.
         deprel: dependency relation, without its subtype.
-        features: such as ``"Number=Sing"``.
     """
 
     start: int
     stop: int
     upos: str
     deprel: str
-    features: tuple[str, ...] = ()
 
 
 @dataclass
@@ -123,9 +121,8 @@ def _append(document: Document, sentence: Any) -> None:
         for member in members:
             if not member["upos"] or member["upos"] == "_" or not member["deprel"]:
                 raise ValueError(f"word {form!r} has no part of speech or relation")
-            features = tuple(f"{name}={value}" for name, value in (member["feats"] or {}).items())
             relation = member["deprel"].partition(":")[0]
-            words.append(Word(shift + start, shift + place, member["upos"], relation, features))
+            words.append(Word(shift + start, shift + place, member["upos"], relation))
     if not words:
         raise ValueError("no words")
     document.text += separator + text

@@ -12,9 +12,6 @@ import torch
 from .collect import Window
 from .treebank import Treebank, align
 
-#: Features kept: the most frequent ones of a treebank.
-MOST_FEATURES = 40
-
 
 @dataclass
 class Gold:
@@ -69,7 +66,6 @@ def treebank_windows(tokenizer: Any, treebank: Treebank, length: int) -> Gold:
     names = {
         "upos": sorted({word.upos for word in words}),
         "deprel": sorted({word.deprel for word in words}),
-        "feature": _frequent([feature for word in words for feature in word.features]),
     }
     numbers = {kind: {name: number for number, name in enumerate(of_kind)} for kind, of_kind in names.items()}
     windows = []
@@ -80,7 +76,6 @@ def treebank_windows(tokenizer: Any, treebank: Treebank, length: int) -> Gold:
         gold = {
             "upos": np.array([-1 if w < 0 else numbers["upos"][document.words[w].upos] for w in owners]),
             "deprel": np.array([-1 if w < 0 else numbers["deprel"][document.words[w].deprel] for w in owners]),
-            "feature": np.array([-1 if w < 0 else _first(document.words[w].features, numbers) for w in owners]),
         }
         for start in range(0, len(ids), length):
             part = slice(start, start + length)
@@ -97,15 +92,3 @@ def _without_spaces(offsets: Sequence[tuple[int, int]], text: str) -> list[tuple
             start += 1
         trimmed.append((start, stop))
     return trimmed
-
-
-def _frequent(features: Sequence[str]) -> list[str]:
-    values, counts = np.unique(np.array(features, dtype=object).astype(str), return_counts=True)
-    order = np.lexsort((values, -counts))
-    return [str(value) for value in values[order][:MOST_FEATURES]]
-
-
-def _first(features: Sequence[str], numbers: dict[str, dict[str, int]]) -> int:
-    """A word's rarest kept feature stands for it: the most telling one."""
-    known = [numbers["feature"][feature] for feature in features if feature in numbers["feature"]]
-    return max(known, default=-1)

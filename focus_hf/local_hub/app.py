@@ -21,7 +21,7 @@ from . import routes_pages as pages
 from . import routes_repos as repos
 from . import routes_trees as trees
 from .access import Hub
-from .errors import HubAnswer, answer
+from .errors import HubAnswer, answer, out_of_space
 from .hosts import OnlyKnownHosts
 from .storage import Storage
 from .users import OWNER, User, new_token, users_by_token
@@ -76,7 +76,8 @@ def create_app(
         lfs_threshold: files larger than this many bytes go through Git LFS.
         allow_hosts: names by which it may be asked, besides this machine's own (``localhost``, ``127.0.0.1``).
     """
-    app = Starlette(routes=[*_api_routes(), *_routes()], exception_handlers={HubAnswer: answer})
+    handlers = {HubAnswer: answer, OSError: out_of_space}
+    app = Starlette(routes=[*_api_routes(), *_routes()], exception_handlers=handlers)
     if users is None:
         users = {token or new_token(): OWNER}
     app.state.hub = Hub(Storage(root), users_by_token(users), lfs_threshold)

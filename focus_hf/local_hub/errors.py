@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 from typing import Any
 
@@ -43,6 +44,13 @@ def answer(request: Request, error: Exception) -> Response:
         return Response(status_code=error.status, headers=headers)
     message = error.message.encode("utf-8", "backslashreplace").decode()
     return JSONResponse({"error": message, **error.extra}, status_code=error.status, headers=headers)
+
+
+def out_of_space(request: Request, error: Exception) -> Response:
+    """Say that a request did not fit on the disk; nothing of it is kept. Any other failure is ours."""
+    if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        raise error
+    return answer(request, HubAnswer(507, "No space is left on the Hub's disk: nothing of this request was kept."))
 
 
 def _header(message: str) -> str:

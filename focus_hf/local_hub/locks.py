@@ -51,6 +51,9 @@ class WriteLock:
                 self._depth = 1
                 try:
                     yield
+                except OSError:  # a full disk can leave behind what a writer that died does
+                    self._tidy()
+                    raise
                 finally:
                     self._depth = 0
                     os.ftruncate(file, 0)

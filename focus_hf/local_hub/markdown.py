@@ -1,6 +1,6 @@
 """Cards as HTML: what strangers wrote, made safe to look at.
 
-Markdown only: HTML in a card is shown as text, links lead to pages and mail, and pictures come from the repository
+Markdown, and folds: any other HTML in a card is shown as text, links lead to pages and mail, and pictures come from the repository
 itself, as the pages fetch nothing from anywhere else.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from html import escape, unescape
 from urllib.parse import urlsplit
 
 from markdown_it import MarkdownIt
@@ -16,6 +17,7 @@ from markdown_it.token import Token
 #: Characters that reverse the order in which text is shown, so that it reads as something else.
 _BIDI = re.compile("[\u202a-\u202e\u2066-\u2069]")
 _COMMENT = re.compile(r"(?:\s*<!--(?:(?!-->).)*-->\s*)+", re.DOTALL)
+_FOLD = re.compile(r"<details>\s*<summary>(?P<summary>[^\n]*)</summary>")
 _SCHEMES = ("http", "https", "mailto")
 _REL = "noopener noreferrer nofollow"
 
@@ -31,7 +33,7 @@ def to_html(text: str, link: Link | None = None, picture: Link | None = None) ->
         picture: the same for a file to be shown in place.
     """
     parser = MarkdownIt("commonmark", {"html": False}).enable(["table", "strikethrough"])
-    tokens = _without_comments(parser.parse(text))
+    tokens = _with_folds(_without_comments(parser.parse(text)))
     for token in tokens:
         if token.children:
             token.children = _inline(token.children, link, picture)
@@ -51,6 +53,27 @@ def _without_comments(tokens: list[Token]) -> list[Token]:
         else:
             kept.append(token)
     return kept
+
+
+def _with_folds(tokens: list[Token]) -> list[Token]:
+    """``<details>`` with a summary, each alone in a paragraph, fold what is between them; where they do not pair, they
+    are text like all other HTML."""
+    opened: list[int] = []
+    pairs: dict[int, int] = {}
+    for place, token in enumerate(tokens):
+        if token.type != "inline" or token.level != 1:
+            continue
+        if _FOLD.fullmatch(token.content.strip()):
+            opened.append(place)
+        elif token.content.strip() == "</details>" and opened:
+            pairs[opened.pop()] = place
+    kept: list[Token | None] = list(tokens)
+    for begin, end in pairs.items():
+        (found,) = [match["summary"] for match in [_FOLD.fullmatch(tokens[begin].content.strip())] if match]
+        summary = escape(unescape(found))
+        for place, html in ((begin, f"<details>\n<summary>{summary}</summary>\n"), (end, "</details>\n")):
+            kept[place - 1 : place + 2] = [None, Token("html_block", "", 0, content=html), None]
+    return [token for token in kept if token is not None]
 
 
 def _inline(tokens: list[Token], link: Link | None, picture: Link | None) -> list[Token]:

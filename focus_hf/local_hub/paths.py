@@ -22,6 +22,12 @@ def check_path(path: str) -> str:
         HubAnswer: 400 if it could leave the folder it is cloned or downloaded to, or be mistaken for git's own.
     """
     raw = path.rstrip("/").encode()
+    if odd := next((part for part in path.split("/") if not _is_portable(part)), None):
+        raise HubAnswer(
+            400,
+            f"Invalid path in repository: {odd[:300]!a} is no name of a file on every system: leave out control "
+            'characters, characters that change the direction of text, <>:"|?* and a dot or space at the end.',
+        )
     sound = (
         validate_path(raw, validate_path_element_ntfs)
         and validate_path(raw, validate_path_element_hfs)
@@ -34,6 +40,11 @@ def check_path(path: str) -> str:
     if not sound:
         raise HubAnswer(400, f"Invalid path in repository: {path[:300]!r}")
     return path.rstrip("/")
+
+
+def _is_portable(name: str) -> bool:
+    """Whether a name can be seen for what it is, and kept as it is: Windows drops dots and spaces at its end."""
+    return name in (".", "..") or (name.isprintable() and name[-1:] not in (".", " ") and not set(name) & set('<>:"|?*'))
 
 
 def is_device(name: str) -> bool:

@@ -1,9 +1,15 @@
-"""What one layer's groups hold, as data."""
+"""What one layer's groups hold and what its queries read, as data."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any
+
+#: Names of groups that no name fits, and that hold no token.
+NAMELESS = ("mixed", "empty")
+
+#: Of a group's attention, what falls within the distances that are told of it.
+MOST = 2 / 3
 
 
 @dataclass
@@ -12,62 +18,51 @@ class GroupFacts:
 
     Args:
         share: of the tokens, by their first group.
-        confidence: mean probability of that group.
-        confidences: tokens by confidence, in ten equal bins from 0 to 1.
-        positions: tokens by place in the window, in ten equal stretches.
+        name: what its tokens have in common, as far as there is evidence; else one of `NAMELESS`.
+        covers: share of its tokens that the name fits; of one that is mixed, what the best name found fits.
+        chance: share of all tokens that the name fits: of a random group's, too.
+        lookup: the same share of the group that a look-up by token would make of this one, see `contextual`.
+        contextual: share of its tokens whose kind is mostly in another group: a look-up by token would put them there.
         top: most frequent tokens: ``token`` and ``count``.
         lifted: tokens that are here more often than elsewhere: ``token``, ``count``, ``lift`` (share of the token's
             occurrences that are here, over the group's share of all tokens).
-        profile: share of tokens with each property, see `focus_hf.interpret.tokens.PROFILE`.
-        frequency: mean of the natural logarithm of how often the group's tokens occur in the text.
-        distance: mean distance of distant attention in tokens; ``None`` where no window was long enough.
-        distant: share of attention that goes to distant tokens.
-        examples: ``before``, ``token``, ``after``.
-        labels: for each kind of gold category, see `focus_hf.interpret.agreement.category_label`.
-        upos: share of the group's words with each part of speech, those of at least one per cent.
+        examples: ``before``, ``token``, ``after``; more of the groups that are read most.
     """
 
     share: float
-    confidence: float
-    confidences: list[int]
-    positions: list[int]
-    top: list[dict[str, Any]]
-    lifted: list[dict[str, Any]]
-    profile: dict[str, float]
-    frequency: float
-    distance: float | None = None
-    distant: float | None = None
+    name: str = "mixed"
+    covers: float = 0.0
+    chance: float = 0.0
+    lookup: float = 0.0
+    contextual: float = 0.0
+    top: list[dict[str, Any]] = field(default_factory=list)
+    lifted: list[dict[str, Any]] = field(default_factory=list)
     examples: list[dict[str, str]] = field(default_factory=list)
-    labels: dict[str, dict[str, Any]] = field(default_factory=dict)
-    upos: dict[str, float] = field(default_factory=dict)
 
     @property
     def label(self) -> str:
-        """What the group is about, in a word: a part of speech or a property of its tokens, if evident."""
-        upos = self.labels.get("upos", {}).get("label", "mixed")
-        if upos not in ("mixed", "empty"):
-            return str(upos)
-        strongest = max(self.profile, key=lambda name: self.profile[name], default="")
-        if self.profile and strongest != "other" and self.profile[strongest] >= 0.9:
-            return strongest
-        return "mixed"
+        """What the group is about."""
+        return self.name
 
 
 @dataclass
 class LayerFacts:
-    """One layer, or one key/value head that routes by itself.
+    """One layer, or one key/value head that routes by itself. Shares are 0 to 1.
 
     Args:
         name: of the attention module; of a head with its number behind it.
         groups: in order.
-        contextual: share of tokens that are in another group than most of their kind; 0 is a lookup by token.
+        contextual: share of tokens that are in another group than most of their kind; 0 is a look-up by token.
         agreement: for each kind of gold category, see `focus_hf.interpret.agreement.Agreement`: ``groups`` and the
             baselines ``random`` and ``lookup``.
-        flow: counts ``K x K``: tokens by group here and in the next routed layer; empty for the last.
+        reads: ``K x bands``: of the queries that have tokens at such a distance, the share that reads the group there.
+        attention: ``K x bands``: the share of the head's attention that falls there.
+        silent: of the queries that have distant tokens, the share that reads none of them.
+        loss: by how many nats per token the model is worse if this head reads nothing far; ``None`` if not measured.
+        loss_error: standard error of it, over tokens.
         split: tokens whose group depends on context: ``token``, ``counts`` by group, ``examples`` by group.
-        pairs: distant pairs that attend because they share a group, by weight times affinity: ``weight`` (attention,
-            mean over heads), ``affinity`` (``g_i . g_j``), ``distance``,
-            ``group``, ``query`` and ``key`` (each ``before``, ``token``, ``after``).
+        pairs: distant pairs with most attention: ``weight`` (mean over query heads), ``distance``, ``group`` (of the
+            key), ``query`` and ``key`` (each ``before``, ``token``, ``after``).
         strip: groups of the report's first tokens.
         head: which key/value head; ``None`` where the layer's heads share their groups.
     """
@@ -76,7 +71,11 @@ class LayerFacts:
     groups: list[GroupFacts]
     contextual: float
     agreement: dict[str, Any] = field(default_factory=dict)
-    flow: list[list[int]] = field(default_factory=list)
+    reads: list[list[float]] = field(default_factory=list)
+    attention: list[list[float]] = field(default_factory=list)
+    silent: float | None = None
+    loss: float | None = None
+    loss_error: float | None = None
     split: list[dict[str, Any]] = field(default_factory=list)
     pairs: list[dict[str, Any]] = field(default_factory=list)
     strip: list[int] = field(default_factory=list)
@@ -88,6 +87,49 @@ class LayerFacts:
         return self.name if self.head is None else f"{self.name.removesuffix(f'.{self.head}')}, head {self.head}"
 
     @property
+    def short_title(self) -> str:
+        """The layer's number, if its name has one, and the head's."""
+        numbers = [part for part in self.name.split(".") if part.isdigit()]
+        short = f"layer {numbers[0]}" if numbers else self.name[-16:]
+        return short if self.head is None else f"{short}, head {self.head}"
+
+    @property
     def largest(self) -> float:
         """Share of the largest group."""
         return max(group.share for group in self.groups)
+
+    @property
+    def far(self) -> float:
+        """Share of its attention that goes to distant tokens."""
+        return sum(map(sum, self.attention))
+
+    def most_read(self, count: int, named: bool = True) -> list[int]:
+        """The groups with most distant attention.
+
+        Args:
+            count: how many, at most.
+            named: those that have a name.
+        """
+        far = [sum(row) for row in self.attention]
+        order = sorted(range(len(far)), key=lambda group: -far[group])
+        wanted = [g for g in order if far[g] > 0 and not (named and self.groups[g].name in NAMELESS)]
+        return wanted[:count]
+
+    def distances(self, group: int, starts: list[int]) -> tuple[int, int | None]:
+        """Where a group is read: the shortest stretch of bands with `MOST` of its attention.
+
+        Args:
+            group: which.
+            starts: distances at which the bands begin, see `GroupReport.bands`.
+
+        Returns:
+            From, and up to how many tokens back; ``None`` without a limit.
+        """
+        row = self.attention[group]
+        for width in range(1, len(row) + 1):
+            sums = [sum(row[first : first + width]) for first in range(len(row) - width + 1)]
+            best = max(range(len(sums)), key=lambda first: sums[first])
+            if sums[best] >= MOST * sum(row):
+                break
+        last = best + width
+        return starts[best] + 1, starts[last] if last < len(starts) else None

@@ -1,115 +1,200 @@
-"""A group report as Markdown, for a card."""
+"""A group report as Markdown, for a card: the heads that matter most in a table, everything behind it folded."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Collection, Iterator
+from typing import TYPE_CHECKING, Any
 
 from ..escape import escape
-from .group_facts import GroupFacts, LayerFacts
+from .group_facts import NAMELESS, LayerFacts
+
+if TYPE_CHECKING:
+    from .group_report import GroupReport
+
+#: Heads that are told one by one, and groups of each.
+HEADS, GROUPS = 10, 3
 
 
-def render(text: dict[str, Any], layers: Sequence[LayerFacts], heads_left_out: int = 0) -> str:
-    """Tables of layers and groups; the groups of each layer are folded away.
+def render(report: GroupReport, figures: Collection[str] = ()) -> str:
+    """Markdown of a report.
 
     Args:
-        text: what was read, see `GroupReport`.
-        layers: in order.
-        heads_left_out: heads with groups that are not among them.
+        report: everything in it that comes from outside is escaped.
+        figures: pictures that there are, see `picture`.
     """
-    name = escape(text.get("name") or "a text")
-    lines = [f"Groups on {name} ({int(text['tokens']):,} tokens, windows of {int(text['window']):,})."]
-    if text.get("skipped"):
-        lines[0] += f" {int(text['skipped']):,} sentences could not be read and are left out."
-    if heads_left_out:
-        lines[0] += (
-            f" Of {len(layers) + heads_left_out} heads with groups, the {len(layers)} that attend furthest away."
-        )
-    lines += ["", *_layers(layers), ""]
-    for number, layer in enumerate(layers):
+    chosen = report.that_matter(HEADS)
+    lines = [_about(report), ""]
+    if chosen:
+        lines += [*_heads(report, chosen), ""]
+    lines += [f"{_how_sure(report)} {_nameless(report)}", ""]
+    for layer in chosen:
         lines += [
             "<details>",
-            f"<summary>{escape(layer.title)}: {_summary(layer)}</summary>",
+            f"<summary>{escape(layer.short_title)}: {_names(layer) or 'no group with a name'}</summary>",
             "",
-            *_groups(layer),
-            "",
-            *_splits(layer),
-            *_pairs(layer),
+            *_one(report, layer, figures),
             "</details>",
-            "" if number < len(layers) - 1 else "",
+            "",
         ]
-    return "\n".join(lines).rstrip() + "\n"
+    lines += ["<details>", f"<summary>All {len(report.layers)} that were looked at</summary>", ""]
+    return "\n".join([*lines, *_table(report), "", "</details>"]) + "\n"
 
 
-def _summary(layer: LayerFacts) -> str:
-    labels = [escape(group.label) for group in layer.groups if group.label not in ("mixed", "empty")]
-    return ", ".join(labels) if labels else "mixed groups"
+def picture(layer: LayerFacts) -> str:
+    """The file of a head's picture of groups by distance."""
+    numbers = [part for part in layer.name.split(".") if part.isdigit()]
+    return f"figures/head-{'-'.join(numbers) or 'only'}.png"
 
 
-def _layers(layers: Sequence[LayerFacts]) -> list[str]:
-    has_gold = any("upos" in layer.agreement for layer in layers)
-    head = ["layer", "largest group", "in context"]
-    if has_gold:
-        head += ["NMI with parts of speech", "random groups", "lookup by token", "AMI"]
-    lines = [_row(head), "|---|" + "---:|" * (len(head) - 1)]
-    for layer in layers:
-        cells = [escape(layer.title), f"{100 * layer.largest:.1f} %", f"{100 * layer.contextual:.0f} %"]
-        if has_gold:
-            found = layer.agreement["upos"]
-            cells += [f"**{float(found['groups']['nmi']):.3f}**"]
-            cells += [f"{float(found[baseline]['nmi']):.3f}" for baseline in ("random", "lookup")]
-            cells += [f"{float(found['groups']['ami']):.3f}"]
-        lines.append(_row(cells))
-    lines += ["", "*In context*: tokens that are in another group than most of their kind; 0 is a lookup by token."]
-    return lines
+def picture_data(layer: LayerFacts) -> list[Any]:
+    """What that picture is made of, see `focus_hf.records.pictures`."""
+    return [layer.name, [group.name for group in layer.groups], layer.reads, layer.attention]
 
 
-def _groups(layer: LayerFacts) -> list[str]:
-    head = ["group", "share", "confidence", "about", "evidence", "typical tokens", "example"]
-    lines = [_row(head), "|---:|---:|---:|---|---|---|---|"]
-    for number, group in enumerate(layer.groups):
-        tokens = " ".join(f"`{_code(item['token'])}`" for item in group.lifted[:6] or group.top[:6])
-        example = group.examples[0] if group.examples else None
-        lines.append(
-            _row(
-                [
-                    str(number),
-                    f"{100 * group.share:.1f} %",
-                    f"{group.confidence:.2f}",
-                    escape(group.label),
-                    _evidence(group),
-                    tokens,
-                    "" if example is None else _marked(example),
-                ]
-            )
+def _about(report: GroupReport) -> str:
+    text = report.text
+    name = escape(text.get("name") or "a text")
+    if besides := text.get("besides"):
+        name += f" and {escape(besides.get('name'))}"
+    by_head = report.layers[0].head is not None if report.layers else False
+    who = "Each key/value head" if by_head else "Each layer"
+    lines = (
+        f"{who} sorts the tokens before into {report.num_groups} groups by what they are, and a token reads groups"
+        f"{' at distances' if len(report.bands) > 1 else ''}, not single tokens. "
+        f"Looked at on {name} ({int(text['tokens']):,} tokens, windows of {int(text['window']):,})"
+    )
+    lines += f" at `{_code(report.setting)}`." if report.setting else "."
+    if text.get("skipped"):
+        lines += f" {int(text['skipped']):,} sentences could not be read and are left out."
+    if report.heads_left_out:
+        lines += (
+            f" Of {len(report.layers) + report.heads_left_out} heads the {len(report.layers)} with most attention "
+            "far away."
         )
     return lines
 
 
-def _evidence(group: GroupFacts) -> str:
-    found = group.labels.get("upos")
-    if not found or not found.get("category"):
-        return ""
-    low, high = (float(end) for end in found["interval"])
-    share, lift = 100 * float(found["share"]), float(found["lift"])
-    return f"{escape(found['category'])} {share:.0f} %, lift {lift:.1f} ({low:.1f} to {high:.1f})"
+def _heads(report: GroupReport, chosen: list[LayerFacts]) -> Iterator[str]:
+    measured = chosen[0].loss is not None
+    yield _row(["head", "looks back for (share of the group that the name fits; tokens back)", "loss without", "silent"])
+    yield "|---|---|---:|---:|"
+    for layer in chosen:
+        told = [
+            f"**{escape(layer.groups[group].name)}** {100 * layer.groups[group].covers:.0f} %"
+            + (f" ({_span(report, layer, group)})" if len(report.bands) > 1 else "")
+            for group in layer.most_read(GROUPS)
+        ]
+        yield _row([escape(layer.short_title), "; ".join(told) or "groups without a name", _loss(layer), _silent(layer)])
+    yield ""
+    where = "by what the model loses" if measured else "by distant attention"
+    yield (
+        f"The {len(chosen)} that matter most, {where}. *Loss without*: nats per token more if this one reads nothing "
+        "beyond window and first tokens. *Silent*: tokens that read nothing there."
+    )
 
 
-def _splits(layer: LayerFacts) -> list[str]:
-    lines = []
-    for item in layer.split:
-        shown = "; ".join(f"group {int(group)}: {_marked(example)}" for group, example in item["examples"].items())
-        lines.append(f"- `{_code(item['token'])}` depends on context. {shown}")
-    return [*lines, ""] if lines else []
+def _how_sure(report: GroupReport) -> str:
+    """What groups are beside a look-up by token, said plainly."""
+    contextual = [layer.contextual for layer in report.layers]
+    low, high = 100 * min(contextual, default=0.0), 100 * max(contextual, default=0.0)
+    context = f"{low:.0f} to {high:.0f} % of the tokens are by context in another group than most of their kind."
+    found = [layer.agreement["upos"] for layer in report.layers if "upos" in layer.agreement]
+    if not found:
+        return f"How sure a name is, beside random groups and a look-up by token, stands in the folds; {context}"
+    groups, random, lookup = (
+        sum(float(one[which]["nmi"]) for one in found) / len(found) for which in ("groups", "random", "lookup")
+    )
+    beaten = sum(float(one["lookup"]["nmi"]) > float(one["groups"]["nmi"]) for one in found)
+    plain = "groups are mostly kinds of tokens" if 2 * beaten > len(found) else "groups know more than kinds of tokens"
+    return (
+        f"Agreement with parts of speech (normalised mutual information, mean): groups {groups:.2f}, random groups "
+        f"{random:.2f}, a look-up by token {lookup:.2f}, which is better in {beaten} of {len(found)}: {plain}; {context}"
+    )
 
 
-def _pairs(layer: LayerFacts) -> list[str]:
-    lines = [
-        f"- {_marked(pair['query'])} attends to {_marked(pair['key'])}, {int(pair['distance']):,} tokens back "
-        f"(group {int(pair['group'])}, weight {float(pair['weight']):.2f})"
-        for pair in layer.pairs
+def _nameless(report: GroupReport) -> str:
+    groups = [group for layer in report.layers for group in layer.groups]
+    mixed = [group for group in groups if group.name == "mixed"]
+    empty = sum(group.name == "empty" for group in groups)
+    share = 100 * sum(group.share for group in mixed) / max(len(report.layers), 1)
+    return (
+        f"Of {len(groups):,} groups {len(groups) - len(mixed) - empty:,} have a name, which fits at least half of their "
+        f"tokens; {len(mixed):,} are mixed ({share:.0f} % of the tokens) and {empty:,} empty on this text. Nothing asks "
+        "that a group have a name: what counts is that what it leaves out is not missed."
+    )
+
+
+def _one(report: GroupReport, layer: LayerFacts, figures: Collection[str]) -> Iterator[str]:
+    if picture(layer) in figures:
+        yield f"![Attention of {escape(layer.short_title)} by group and distance]({picture(layer)})"
+        yield ""
+    for number in layer.most_read(GROUPS):
+        group = layer.groups[number]
+        far = 100 * sum(layer.attention[number])
+        examples = " / ".join(_marked(example) for example in group.examples[:5])
+        yield (
+            f"- **{escape(group.name)}**: {100 * group.share:.1f} % of the tokens, {far:.1f} % of the attention, "
+            f"{_span(report, layer, number)}. The name fits {100 * group.covers:.0f} % of them ("
+            f"{100 * group.chance:.0f} % of a random group's, {100 * group.lookup:.0f} % of a look-up's by token); "
+            f"{100 * group.contextual:.0f} % are there by context. {examples}"
+        )
+    shown = set(layer.most_read(GROUPS))
+    others = [
+        f"{escape(group.name)} {100 * group.share:.1f} %"
+        for number, group in sorted(enumerate(layer.groups), key=lambda item: -item[1].share)
+        if number not in shown and group.name not in NAMELESS
     ]
-    return [*lines, ""] if lines else []
+    if others:
+        yield f"- Other groups, by size: {', '.join(others)}."
+    mixed = [" ".join(f"`{_code(t['token'])}`" for t in g.lifted[:3]) for g in layer.groups if g.name == "mixed"]
+    if mixed:
+        yield f"- Mixed groups, by their most typical tokens: {'; '.join(mixed)}."
+    for item in layer.split:
+        both = "; ".join(
+            f"{escape(layer.groups[int(group)].name)}: {_marked(example)}" for group, example in item["examples"].items()
+        )
+        yield f"- `{_code(item['token'])}` depends on context. {both}"
+    for pair in layer.pairs:
+        yield (
+            f"- {_marked(pair['query'])} attends to {_marked(pair['key'])}, {int(pair['distance']):,} tokens back, with "
+            f"weight {float(pair['weight']):.2f}."
+        )
+    yield ""
+
+
+def _table(report: GroupReport) -> Iterator[str]:
+    has_gold = any("upos" in layer.agreement for layer in report.layers)
+    head = ["head", "far attention", "loss without", "silent", "largest group", "in context"]
+    head += ["NMI with parts of speech", "random groups", "look-up by token", "AMI"] if has_gold else []
+    yield _row(head)
+    yield "|---|" + "---:|" * (len(head) - 1)
+    for layer in report.layers:
+        cells = [escape(layer.title), f"{100 * layer.far:.1f} %", _loss(layer), _silent(layer)]
+        cells += [f"{100 * layer.largest:.1f} %", f"{100 * layer.contextual:.0f} %"]
+        if has_gold:
+            found = layer.agreement["upos"]
+            cells += [f"{float(found[which]['nmi']):.3f}" for which in ("groups", "random", "lookup")]
+            cells += [f"{float(found['groups']['ami']):.3f}"]
+        yield _row(cells)
+
+
+def _names(layer: LayerFacts) -> str:
+    return ", ".join(escape(layer.groups[group].name) for group in layer.most_read(GROUPS))
+
+
+def _span(report: GroupReport, layer: LayerFacts, group: int) -> str:
+    first, last = layer.distances(group, report.bands)
+    return f"{first:,} back and more" if last is None else f"{first:,} to {last:,} back"
+
+
+def _loss(layer: LayerFacts) -> str:
+    if layer.loss is None:
+        return ""
+    return f"{layer.loss:+.4f}" + ("" if layer.loss_error is None else f" ± {layer.loss_error:.4f}")
+
+
+def _silent(layer: LayerFacts) -> str:
+    return "" if layer.silent is None else f"{100 * layer.silent:.0f} %"
 
 
 def _marked(example: dict[str, Any]) -> str:

@@ -15,12 +15,25 @@ from .typed import check_types, is_number
 
 SCHEMA = 2
 
+#: Names of what Focus is compared with at as many pairs, and what people call them.
+OPPONENTS = {
+    "window": "window and sinks",
+    "random": "random groups",
+    "quest": "Quest, pages of 16",
+    "blocks": "blocks of 64 by their mean (MoBA, untrained)",
+    "slash": "vertical and slash lines (MInference)",
+    "clusters": "clusters of 16 keys",
+    "clusters-estimate": "clusters of 16 keys, the rest estimated (RetroInfer)",
+    "streaming": "streaming heads (DuoAttention)",
+    "oracle": "oracle, the keys of most dense weight",
+}
+
 
 def mode_name(mode: str, top_k: int | None = None, width: int | None = None, budget: str | None = None) -> str:
     """What people call a mode of attention.
 
     Args:
-        mode: dense, local, soft, hard, or an opponent of hard at equal cost: window, random, tokens.
+        mode: dense, local, soft, hard, or one of `OPPONENTS`.
         top_k: of hard, and of the Focus row that an opponent is compared with.
         width: of mode "window".
         budget: of an adapter that has several, in place of ``top_k``.
@@ -32,7 +45,7 @@ def mode_name(mode: str, top_k: int | None = None, width: int | None = None, bud
     if mode == "window":
         wide = "" if width is None else f" of {int(width):,}"
         return f"window{wide} and sinks, pairs of {focus}" if budget is None else f"window{wide} and sinks, {focus}"
-    return {"random": "random groups, ", "tokens": "groups by token, "}.get(mode, "Focus, ") + focus
+    return f"{OPPONENTS.get(mode, 'Focus')}, {focus}"
 
 
 def setting_name(top_k: int | None, budget: str | None = None) -> str:
@@ -59,12 +72,13 @@ class Evaluation:
     Args:
         data: the text, in words.
         context_length: tokens per window.
-        rows: one mapping a line: ``mode`` (dense, local, soft, hard, or an opponent of hard at equal cost: window,
-            random, tokens), ``top_k``, ``budget`` (of an adapter that has several, by its share of pairs), ``width``
-            (of a window), ``perplexity``, ``excess`` and ``stderr`` (nats per token above dense, and the standard
-            error of that over windows), ``pairs`` (share of possible pairs that routed layers attend to),
-            ``positions`` (loss by position), ``copies`` and ``rest`` (loss in nats on tokens that were seen before,
-            out of the window only, and on all others).
+        rows: one mapping a line: ``mode`` (dense, local, soft, hard, or one of `OPPONENTS`), ``top_k``, ``budget`` (of
+            an adapter that has several, by its share of pairs), ``width`` (of an opponent: of the window that reads
+            as many keys), ``perplexity``, ``excess`` and ``stderr`` (nats per token above dense, and the standard
+            error of that over windows), ``pairs`` (share of possible pairs that routed layers attend to), ``scoring``
+            (of an opponent, what choosing costs beside them: ``products`` and ``bytes``, as shares of dense
+            attention's), ``positions`` (loss by position), ``copies`` and ``rest`` (loss in nats on tokens that were
+            seen before, out of the window only, and on all others).
         stride: tokens from one window's start to the next.
         tokens: predicted tokens.
         revision: of the text: a data set's commit or a hash.
@@ -100,9 +114,9 @@ class Evaluation:
         return self.data, self.revision, self.context_length, self.stride
 
     def perplexity(self, mode: str, top_k: int | None = None) -> float | None:
-        """Perplexity of one row, ``None`` where it was not measured."""
-        row = self.first(mode, top_k)
-        return None if row is None else row["perplexity"]
+        """Perplexity of the first such row, ``None`` where it was not measured."""
+        rows = (row["perplexity"] for row in self.rows if row["mode"] == mode and row.get("top_k") == top_k)
+        return next(rows, None)
 
     @property
     def unopposed(self) -> list[dict[str, Any]]:
@@ -110,14 +124,32 @@ class Evaluation:
         opposed = {setting(row) for row in self.rows if row["mode"] == "window"}
         return [row for row in self.rows if row["mode"] == "hard" and setting(row) not in opposed]
 
-    def first(self, mode: str, top_k: int | None = None) -> dict[str, Any] | None:
-        """The first row of a mode, ``None`` where it was not measured; of several budgets that of the first."""
-        return next((row for row in self.rows if row["mode"] == mode and row.get("top_k") == top_k), None)
+    def main(self, top_k: int, pairs: float | None) -> dict[str, Any] | None:
+        """The row of Focus as the adapter is set; where that was not measured, the nearest.
 
-    def change(self, top_k: int) -> float | None:
-        """Perplexity of Focus over dense attention's, less one; ``None`` where one of them was not measured."""
-        dense, focus = self.perplexity("dense"), self.perplexity("hard", top_k)
-        return None if dense is None or focus is None else focus / dense - 1
+        Args:
+            top_k, pairs: of the adapter.
+        """
+        hard = [row for row in self.rows if row["mode"] == "hard"]
+        own = [row for row in hard if row.get("top_k") in (None, top_k)] or hard
+
+        def off(row: dict[str, Any]) -> float:
+            budget = row.get("budget")
+            if pairs is None:
+                return float(budget is not None)
+            return abs((row["pairs"] if budget is None else float(budget)) - pairs)
+
+        return min(own, key=off, default=None)
+
+    def opponents(self, row: dict[str, Any]) -> list[dict[str, Any]]:
+        """The rows of what attends to as many pairs as a row of Focus, the best first."""
+        there = [one for one in self.rows if one["mode"] in OPPONENTS and setting(one) == setting(row)]
+        return sorted(there, key=lambda one: float(one["perplexity"]))
+
+    def change(self, top_k: int, pairs: float | None = None) -> float | None:
+        """Perplexity of Focus as it is set over dense attention's, less one; ``None`` where one was not measured."""
+        dense, focus = self.perplexity("dense"), self.main(top_k, pairs)
+        return None if dense is None or focus is None else focus["perplexity"] / dense - 1
 
 
 @dataclass
@@ -128,6 +160,7 @@ class Results:
         evaluations: perplexities; the first is the one that stands on top of the card.
         retrieval: rows of the long-range probe, see `focus_hf.evaluate.RetrievalRow`.
         ruler: rows of RULER's tasks, see `focus_hf.evaluate.ruler.RulerRow`.
+        code: rows of tasks on code, see `focus_hf.evaluate.code_tasks.CodeRow`.
         benchmarks: rows of lm-evaluation-harness, dense against Focus: ``task``, ``metric``, ``dense``, ``focus``,
             ``stderr``, ``dataset``.
         speed: rows of the benchmark, dense against Focus: ``what``, ``length``, ``num_groups``, ``top_k``,
@@ -143,6 +176,7 @@ class Results:
     evaluations: list[Evaluation] = field(default_factory=list)
     retrieval: list[dict[str, Any]] = field(default_factory=list)
     ruler: list[dict[str, Any]] = field(default_factory=list)
+    code: list[dict[str, Any]] = field(default_factory=list)
     benchmarks: list[dict[str, Any]] = field(default_factory=list)
     speed: list[dict[str, Any]] = field(default_factory=list)
     weights_sha256: str = ""

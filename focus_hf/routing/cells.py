@@ -1,12 +1,12 @@
 """Cells: each key/value head groups its keys by content, and a query reads groups at distances.
 
 A key is in one group, a function of that key alone before rotary positions. A cell is a group at a distance: distances
-beyond the window fall into bands that double, ``(w, 2w], (2w, 4w], ...``, the last one open. A query judges every cell,
-and "near", by a softmax over all of them; it reads the cells whose share of its attention, for each position that the
-cell's band has before it, is above one threshold.
+beyond the window fall into bands that double, ``(w, 2w], (2w, 4w], ...``, the last one open. A query judges every
+cell, and "near", by a softmax over all of them; it reads the cells whose share of its attention, for each position
+that the cell's band has before it, is above one threshold.
 
-Shapes: ``B`` sequences, ``H_kv`` key/value heads with ``r`` query heads each, ``D`` their size, ``Q`` queries, ``S`` keys,
-``K`` groups, ``d_g`` their dimension, ``bands``.
+Shapes: ``B`` sequences, ``H_kv`` key/value heads with ``r`` query heads each, ``D`` their size, ``Q`` queries, ``S``
+keys, ``K`` groups, ``d_g`` their dimension, ``bands``.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from ..adapter import FocusConfig
-from ..adapter.control import set_budget, set_top_k
+from ..adapter.control import dial_changes
 from ..adapter.loading import read_weights
 from ..escape import shown
 from ..hub.pull import adapter_folder
@@ -26,13 +26,14 @@ class Serving:
     Args:
         adapter: folder or Hub id.
         revision: branch, tag or commit of it on the Hub.
-        pairs: one of the adapter's budgets, by its share of pairs.
-        top_k: groups per token, in the place of the adapter's own.
+        pairs, threshold, length, top_k: the dial, in the place of the adapter's own; see `focus_hf.set_routing`.
     """
 
     adapter: str
     revision: str | None = None
-    pairs: float | str | None = None
+    pairs: float | None = None
+    threshold: float | None = None
+    length: int | None = None
     top_k: int | None = None
 
     @classmethod
@@ -62,7 +63,7 @@ class ServedAdapter:
 
     Args:
         serving: what was asked for.
-        config: its configuration, with the budget and ``top_k`` that were asked for.
+        config: its configuration, with the dial as it was asked for.
         folder: where its files are.
     """
 
@@ -75,15 +76,14 @@ class ServedAdapter:
         """Find the adapter's files, from the Hub if need be, and check them.
 
         Raises:
-            ValueError: they are not a sound Focus adapter, or it lacks the budget that was asked for.
+            ValueError: they are not a sound Focus adapter, or it has no such dial.
             HubError: the Hub refused or was not reached.
         """
         folder = adapter_folder(serving.adapter, revision=serving.revision)
         config = FocusConfig.from_pretrained(str(folder))
-        if serving.pairs is not None:
-            set_budget(config, serving.pairs)
-        if serving.top_k is not None:
-            set_top_k(config, serving.top_k)
+        changes = dial_changes(config, serving.pairs, serving.threshold, serving.length, serving.top_k)
+        for name, value in changes.items():
+            setattr(config, name, value)
         served = cls(serving, config, folder)
         served.tensors()
         return served
@@ -95,7 +95,7 @@ class ServedAdapter:
         return values if names_a_folder(self.serving.adapter) else {**values, "revision": self.folder.name}
 
     def tensors(self) -> dict[int, dict[str, Tensor]]:
-        """By layer, the tensors by kind (``focus_proj``, ...); a layer without groups has none.
+        """By layer, the tensors by kind (``focus_proj``, ...).
 
         Raises:
             AdapterFileError: a layer is there twice, or not at all.
@@ -109,6 +109,6 @@ class ServedAdapter:
                 raise AdapterFileError(f"{path} holds {shown(name)} twice, or for a layer that it does not route.")
             layer[kind] = tensor
         for number, layer in found.items():
-            if layer.keys() != self.config.tensor_shapes(number).keys():
+            if layer.keys() != self.config.tensor_shapes().keys():
                 raise AdapterFileError(f"{path} lacks tensors of layer {number}; download or save the adapter again.")
         return found

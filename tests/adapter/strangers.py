@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +30,21 @@ LOADERS = {
 }
 
 
-def save_base_and_adapter(folder: Path, family: str = "llama") -> tuple[Path, Path]:
+def save_base_and_adapter(folder: Path, family: str = "llama", routing: str = "shared") -> tuple[Path, Path]:
     """Folders of a small base model and of an adapter for it."""
-    base, adapter = folder / "base", folder / "adapter"
+    base, adapters = save_base_and_adapters(folder, [routing], family)
+    return base, adapters / routing
+
+
+def save_base_and_adapters(folder: Path, routings: Iterable[str], family: str = "llama") -> tuple[Path, Path]:
+    """Folders of a small base model and of adapters for it, each in one of the name of its routing."""
+    base = folder / "base"
     base_model(family).save_pretrained(base)
-    model = get_peft_model(AutoModelForCausalLM.from_pretrained(base), focus_config())
-    unbalance(model)
-    model.save_pretrained(adapter)
-    return base, adapter
+    for routing in routings:
+        model = get_peft_model(AutoModelForCausalLM.from_pretrained(base), focus_config(routing=routing))
+        unbalance(model)
+        model.save_pretrained(folder / "adapters" / routing)
+    return base, folder / "adapters"
 
 
 def edit_weights(adapter: Path, change: Any) -> None:

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from focus_hf.adapter.pages import pages_of
 from transformers import ContinuousBatchingConfig, GenerationConfig
 from transformers.generation.continuous_batching import PagedAttentionCache, RequestState, offloading_manager
 from transformers.generation.continuous_batching.distributed import DistributedHelper
 
 import focus_hf
 from focus_hf.adapter import focus_layers
-from focus_hf.adapter.pages import pages_of
 from focus_hf.bench.serving import dense_by_request
 from tests import families as families_module
 from tests.adapter.test_heads import heads_model

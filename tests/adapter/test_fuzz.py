@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.adapter import fuzz
+from tests.adapter import fuzz, mutations
 
 
 def check(found, attempts):
@@ -36,10 +36,10 @@ def test_mutations_do_change_the_files(kind, tmp_path):
         (tmp_path / name).mkdir()
     changed = 0
     for seed in range(60):
-        if fuzz.mutate(seed, origin, tmp_path / "once", foreign) != kind:
+        if mutations.mutate(seed, origin, tmp_path / "once", foreign) != kind:
             continue
-        fuzz.mutate(seed, origin, tmp_path / "twice", foreign)
-        for file in (fuzz.CONFIG, fuzz.WEIGHTS):
+        mutations.mutate(seed, origin, tmp_path / "twice", foreign)
+        for file in (mutations.CONFIG, mutations.WEIGHTS):
             assert (tmp_path / "once" / file).read_bytes() == (tmp_path / "twice" / file).read_bytes()
             changed += (tmp_path / "once" / file).read_bytes() != (origin / file).read_bytes()
     assert changed > 3

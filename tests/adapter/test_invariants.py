@@ -11,11 +11,13 @@ from safetensors import safe_open
 
 import focus_hf
 from focus_hf.adapter import focus_layers, observe_routing, routing_mode
-from focus_hf.attention import PATHS, Pattern, Problem, Scores, masked_focus_attention
+from focus_hf.attention import PATHS, Problem, Scores, masked_focus_attention
 from focus_hf.train import calibrate
 from tests.families import (
+    CELLS,
     FAMILIES,
     INTERLEAVED,
+    ROUTINGS,
     SINKS,
     WINDOW,
     base_model,
@@ -26,6 +28,7 @@ from tests.families import (
 )
 
 families = pytest.mark.parametrize("family", FAMILIES)
+routings = pytest.mark.parametrize("routing", ROUTINGS)
 
 
 def padding_mask(side: str, batch: int, length: int) -> torch.Tensor:
@@ -41,34 +44,38 @@ def padding_mask(side: str, batch: int, length: int) -> torch.Tensor:
 
 
 @families
+@routings
 @pytest.mark.parametrize("length", [1, 2, WINDOW + 1])
-def test_short_contexts_are_bit_identical_to_the_base_model(family, length, monkeypatch):
-    from focus_hf.adapter import hard
+def test_short_contexts_are_bit_identical_to_the_base_model(family, routing, length, monkeypatch):
+    from focus_hf.adapter import attend
 
     def must_not_be_called(*args, **kwargs):
         raise AssertionError("a short context left the base model's own attention")
 
-    monkeypatch.setattr(hard, "focus_attention", must_not_be_called)
+    monkeypatch.setattr(attend, "focus_attention", must_not_be_called)
     ids = token_ids(length=length)
-    model = focus_model(family)
+    model = focus_model(family, **ROUTINGS[routing])
     assert torch.equal(logits(model, ids), logits(base_model(family), ids))
     with pytest.raises(AssertionError, match="left the base model's own attention"):
         logits(model, token_ids(length=WINDOW + 2))
 
 
 @families
-def test_dense_below_leaves_short_contexts_and_first_positions_to_dense_attention(family, monkeypatch):
-    from focus_hf.adapter import hard
+@routings
+def test_dense_below_leaves_short_contexts_and_first_positions_to_dense_attention(family, routing, monkeypatch):
+    from focus_hf.adapter import attend
 
     ids, below = token_ids(), 30
-    model = focus_model(family, dense_below=below)
+    model = focus_model(family, dense_below=below, **ROUTINGS[routing])
     dense = logits(base_model(family), ids)
     # A context of that length runs the base model's own attention; in a longer one, the first positions equal it.
     assert torch.equal(logits(model, ids[:, :below]), logits(base_model(family), ids[:, :below]))
     result = logits(model, ids)
     torch.testing.assert_close(result[:, :below], dense[:, :below], rtol=1e-4, atol=1e-4)
     assert (result[:, below + 1 :] - dense[:, below + 1 :]).abs().max() > 1e-4
-    monkeypatch.setattr(hard, "focus_attention", lambda *args, **kwargs: pytest.fail("not the base model's attention"))
+    monkeypatch.setattr(
+        attend, "focus_attention", lambda *args, **kwargs: pytest.fail("not the base model's attention")
+    )
     logits(model, ids[:, :below], use_cache=True)
 
 
@@ -83,33 +90,35 @@ def test_more_than_half_of_the_groups_each_is_dense_attention(family):
 
 
 @families
-def test_longer_contexts_are_not(family):
+@routings
+def test_longer_contexts_are_not(family, routing):
     ids = token_ids()
-    assert (logits(focus_model(family), ids) - logits(base_model(family), ids)).abs().max() > 1e-4
+    assert (logits(focus_model(family, **ROUTINGS[routing]), ids) - logits(base_model(family), ids)).abs().max() > 1e-4
 
 
 @families
+@routings
 @pytest.mark.parametrize("side", ["none", "left"])
-def test_disabled_deleted_and_unloaded_adapters_leave_the_base_model(family, side):
+def test_disabled_deleted_and_unloaded_adapters_leave_the_base_model(family, routing, side):
     ids, mask = token_ids(), padding_mask(side, 2, 48)
     expected = logits(base_model(family), ids, attention_mask=mask)
-    model = focus_model(family)
+    model = focus_model(family, **ROUTINGS[routing])
     with model.disable_adapter():
         assert torch.equal(logits(model, ids, attention_mask=mask), expected)
     assert not torch.equal(logits(model, ids, attention_mask=mask), expected)
     model.delete_adapter("default")  # PEFT cannot run a PeftModel without any adapter, but the model inside it can
     assert torch.equal(logits(model.base_model.model, ids, attention_mask=mask), expected)
-    assert torch.equal(logits(focus_model(family).unload(), ids, attention_mask=mask), expected)
+    assert torch.equal(logits(focus_model(family, **ROUTINGS[routing]).unload(), ids, attention_mask=mask), expected)
 
 
 # -- 2. exact ------------------------------------------------------------------------------------------------------
 
 
 @families
-@pytest.mark.parametrize("top_k", [1, 2])
+@pytest.mark.parametrize("changes", [{"top_k": 1}, {"top_k": 2}, CELLS], ids=["top_k=1", "top_k=2", "cells"])
 @pytest.mark.parametrize("side", ["none", "left", "right"])
-def test_all_paths_agree(family, top_k, side):
-    model, ids, mask = focus_model(family, top_k=top_k), token_ids(), padding_mask(side, 2, 48)
+def test_all_paths_agree(family, changes, side):
+    model, ids, mask = focus_model(family, **changes), token_ids(), padding_mask(side, 2, 48)
     results = {}
     for path in PATHS:
         focus_hf.set_routing(model, path=path)
@@ -120,35 +129,38 @@ def test_all_paths_agree(family, top_k, side):
 
 
 @families
-def test_an_attention_layer_equals_the_float64_reference(family, monkeypatch):
+@routings
+def test_an_attention_layer_equals_the_float64_reference(family, routing, monkeypatch):
     """What the registered attention function returned, against the definition on the same q, k, v."""
-    from focus_hf.adapter import hard
+    from focus_hf.adapter import attend
 
     calls = []
-    original = hard.focus_attention
+    original = attend.focus_attention
 
     def spy(problem, **options):
         output = original(problem, **options)
         doubles = (problem.query.double(), problem.key.double(), problem.value.double())
         scores = Scores(problem.scores.scale, problem.scores.softcap)
         calls.append((output, masked_focus_attention(Problem(*doubles, problem.who, scores))))
-        assert problem.who.pattern == Pattern(WINDOW, SINKS)
+        pattern = problem.who.pattern
+        assert (pattern.local_window, pattern.sink_tokens) == (WINDOW, SINKS)
+        assert bool(problem.who.reads.any()) and not bool(problem.who.reads.all())
         return output
 
-    monkeypatch.setattr(hard, "focus_attention", spy)
-    model = focus_model(family, top_k=2)
-    focus_hf.set_routing(model, path="grouped")
-    logits(model, token_ids())
+    monkeypatch.setattr(attend, "focus_attention", spy)
+    model = focus_model(family, **ROUTINGS[routing])
+    logits(model, token_ids(length=60))
     assert len(calls) == len(focus_layers(model))
     for output, expected in calls:
         assert (output - expected).abs().max() <= 1e-5 * expected.abs().max()
 
 
 @families
+@routings
 @pytest.mark.parametrize("side", ["none", "left", "right"])
-def test_the_base_models_way_of_making_masks_does_not_matter(family, side):
+def test_the_base_models_way_of_making_masks_does_not_matter(family, routing, side):
     ids, mask = token_ids(), padding_mask(side, 2, 48)
-    model, results = focus_model(family), {}
+    model, results = focus_model(family, **ROUTINGS[routing]), {}
     for implementation in ("eager", "sdpa", "focus"):
         if family == "gemma2" and implementation == "sdpa":
             continue  # SDPA refuses soft-capping in the base model's own layers
@@ -177,9 +189,10 @@ def test_half_precision(family, dtype):
 
 
 @families
-@pytest.mark.parametrize("path", ["grouped", "biased", "masked"])
-def test_later_tokens_do_not_change_earlier_logits(family, path):
-    model = focus_model(family)
+@routings
+@pytest.mark.parametrize("path", ["grouped", "blocked", "masked"])
+def test_later_tokens_do_not_change_earlier_logits(family, routing, path):
+    model = focus_model(family, **ROUTINGS[routing]).double()
     focus_hf.set_routing(model, path=path)
     ids = token_ids(batch=1)
     changed = ids.clone()

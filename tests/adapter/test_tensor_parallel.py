@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
-
 from focus_hf.adapter.heads import classes_of_part
+
 from focus_hf.adapter.save import save_adapter
 from focus_hf.attention import HeadClass, Pattern
 from tests.adapter.split_worker import found, load

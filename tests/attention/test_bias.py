@@ -8,18 +8,16 @@ import pytest
 import torch
 
 from focus_hf.attention import (
-    HeadClass,
     Pattern,
     Problem,
     Scores,
-    WhoAttends,
-    attend_by_class,
     credit_memberships,
     focus_attention,
     gated_attention,
     masked,
 )
 from focus_hf.routing import straight_through
+from tests.attention.cases import shared_who
 
 RANK, LENGTH, HEADS = 3, 50, 4
 
@@ -33,7 +31,7 @@ def both(queries: int = LENGTH, softcap: float | None = None) -> tuple[Problem, 
     right = torch.randn(2, HEADS, LENGTH, RANK, dtype=torch.float64)
     memberships = torch.nn.functional.one_hot(torch.randint(4, (2, LENGTH)), 4).bool()
     positions = torch.arange(LENGTH).expand(2, LENGTH)
-    who = WhoAttends(Pattern(6, 2), positions, memberships)
+    who = shared_who(Pattern(6, 2), positions, memberships, queries, HEADS)
     bias = left @ right.transpose(-1, -2)
     biased = Problem(query, key, value, who, Scores(0.5, softcap=softcap, bias=bias))
     longer = Problem(torch.cat([query, left / 0.5], -1), torch.cat([key, right], -1), value, who, Scores(0.5))
@@ -53,16 +51,13 @@ def test_a_bias_is_more_columns(queries, path, monkeypatch):
 def test_it_is_added_after_soft_capping():
     biased, _ = both(softcap=2.0)
     scores = 2.0 * torch.tanh(biased.query @ biased.key.transpose(-1, -2) * 0.5 / 2.0) + biased.scores.bias
-    everyone = torch.ones(2, LENGTH, 1, dtype=torch.bool)
-    dense = replace(biased, who=replace(biased.who, memberships=everyone))
+    dense = replace(biased, who=replace(biased.who, reads=torch.ones_like(biased.who.reads)))
     weights = scores.masked_fill(~torch.ones(LENGTH, LENGTH).tril().bool(), -torch.inf).softmax(-1)
     assert torch.allclose(focus_attention(dense), weights @ biased.value, atol=1e-12)
 
 
-def test_heads_and_sequences_keep_their_own():
+def test_sequences_keep_their_own():
     biased, longer = both()
-    classes = [HeadClass((0, 2), Pattern(6, 2), (slice(0, 4),)), HeadClass((1, 3), Pattern(20, 0))]
-    assert torch.allclose(attend_by_class(biased, classes), attend_by_class(longer, classes), atol=1e-12)
     for row in range(2):
         alone = focus_attention(biased.sequence(row))
         assert torch.allclose(alone[0], focus_attention(longer)[row], atol=1e-12)

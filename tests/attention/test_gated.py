@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,13 +14,13 @@ from focus_hf.attention import (
     Pattern,
     Problem,
     Scores,
-    WhoAttends,
-    gated,
     gated_attention,
     masked_attention,
     masked_focus_attention,
 )
+from focus_hf.attention.training import gated
 from focus_hf.routing import hard_memberships, straight_through
+from tests.attention.cases import shared_who
 
 
 def case(length=40, groups=4, dtype=torch.float64, top_k=1):
@@ -41,8 +43,8 @@ def case(length=40, groups=4, dtype=torch.float64, top_k=1):
 def problem_of(query, key, value, pattern, positions, memberships=None, documents=None, **scores):
     """Gates do not look at memberships."""
     nobody = torch.zeros(*positions.shape, 0, dtype=torch.bool)
-    who = WhoAttends(pattern, positions, nobody if memberships is None else memberships, documents)
-    return Problem(query, key, value, who, Scores(0.3, **scores))
+    who = shared_who(pattern, positions, nobody if memberships is None else memberships, kv_heads=key.shape[1])
+    return Problem(query, key, value, replace(who, documents=documents), Scores(0.3, **scores))
 
 
 def by_hand(query, key, value, pattern, positions, assignments, scale, gate, strength):

@@ -12,25 +12,25 @@ from focus_hf.attention import (
     Pattern,
     Problem,
     Scores,
-    WhoAttends,
-    attended_pairs,
     credit_memberships,
     find_kernel,
     focus_attention,
-    hard_gate,
     masked_focus_attention,
 )
+from focus_hf.attention.definition import dense_pairs, without_groups
+from focus_hf.attention.training import hard_gate
 from focus_hf.routing import hard_memberships, straight_through
+from tests.attention.cases import shared_who
 
 
 def first_order(problem, assignments):
     """Hard attention; to it comes, with a value of zero, what each distant pair adds to window and sinks."""
     query, key, value, who = problem.query, problem.key, problem.value, problem.who
-    pattern, positions, memberships = who.pattern, who.positions, who.memberships
+    pattern, positions = who.pattern, who.positions
     scale, softcap, sinks = problem.scores.scale, problem.scores.softcap, problem.scores.sink_logits
     output = masked_focus_attention(problem)
-    alone = masked_focus_attention(replace(problem, who=replace(who, memberships=memberships & False)))
-    possible = attended_pairs(replace(who, memberships=torch.ones_like(memberships[..., :1])))
+    alone = masked_focus_attention(replace(problem, who=without_groups(who)))
+    possible = dense_pairs(who)
     q, k, v = (x.detach() for x in (query, key, value))
     k, v = (x.repeat_interleave(query.shape[1] // key.shape[1], dim=1) for x in (k, v))
     scores = q @ k.mT * scale
@@ -87,7 +87,7 @@ def test_output_is_hard_attention_and_every_distant_pair_has_a_gradient(
         second = real & (which == 1)
         positions = torch.where(second, second.cumsum(-1) - 1, positions)
     pattern = Pattern(window, sinks, dense_below)
-    who = WhoAttends(pattern, positions, memberships, which)
+    who = replace(shared_who(pattern, positions, memberships, kv_heads=2), documents=which)
     problem = Problem(query, key, value, who, Scores(0.3, softcap, logits))
     output = credit_memberships(focus_attention(problem), assignments, problem)
     expected = first_order(problem, assignments)
@@ -103,7 +103,8 @@ def case(length=40):
     torch.manual_seed(0)
     query, key, value = (torch.randn(1, 2, length, 8) for _ in range(3))
     memberships = hard_memberships(torch.randn(1, length, 4), torch.zeros(4), 1)
-    return Problem(query, key, value, WhoAttends(Pattern(5, 2), torch.arange(length)[None], memberships), Scores(0.3))
+    who = shared_who(Pattern(5, 2), torch.arange(length)[None], memberships, kv_heads=2)
+    return Problem(query, key, value, who, Scores(0.3))
 
 
 def test_the_models_own_mask_and_blocks_of_queries(monkeypatch):
@@ -133,7 +134,7 @@ def test_the_gradient_points_to_the_better_group():
     memberships = torch.nn.functional.one_hot(torch.arange(length) % groups, groups).bool()[None]
     assert memberships[0, 7].int().argmax() != memberships[0, -1].int().argmax()
     assignments = memberships.float().requires_grad_()
-    who = WhoAttends(Pattern(4, 0), torch.arange(length)[None], memberships)
+    who = shared_who(Pattern(4, 0), torch.arange(length)[None], memberships)
     problem = Problem(query, key, value, who, Scores(1.0))
     output = credit_memberships(focus_attention(problem), assignments, problem)
     output[0, 0, -1, 1].backward()

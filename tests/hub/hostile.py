@@ -29,7 +29,7 @@ class Asked:
     def kind(self) -> str:
         """What is asked for: ``info``, ``list``, ``header`` (of the weights), a file's name, or what a push does."""
         if "/resolve/" in self.path:
-            name = self.path.partition(f"/resolve/{COMMIT}/")[2] or self.path.rpartition("/")[2]
+            name = self.path.partition("/resolve/")[2].partition("/")[2]
             return "header" if name == "adapter_model.safetensors" and "range" in self.headers else name
         if self.path == "/api/models":
             return "list"
@@ -68,6 +68,10 @@ async def then_silence(start: bytes) -> AsyncIterator[bytes]:
     await asyncio.sleep(3600)
 
 
+def git_name(content: bytes) -> str:
+    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+
+
 @dataclass
 class HonestHub:
     """Answers for one adapter as a Hub does.
@@ -83,8 +87,7 @@ class HonestHub:
     def describe(self) -> dict[str, object]:
         siblings = []
         for name, content in self.files.items():
-            blob = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
-            siblings.append({"rfilename": name, "size": len(content), "blobId": blob})
+            siblings.append({"rfilename": name, "size": len(content), "blobId": git_name(content)})
         return {
             "id": REPO,
             "sha": COMMIT,
@@ -119,13 +122,13 @@ class HonestHub:
         return answer(b'{"error": "Entry not found"}', "404 Not Found", x_error_code="EntryNotFound")
 
     def file(self, asked: Asked) -> Sent:
-        name = asked.path.partition(f"/{REPO}/resolve/{COMMIT}/")[2]
-        content = self.files.get(name)
+        revision, _, name = asked.path.partition(f"/{REPO}/resolve/")[2].partition("/")
+        content = self.files.get(name) if revision in ("main", COMMIT) else None
         if content is None:
             return answer(b"", "404 Not Found", x_error_code="EntryNotFound")
         first, _, last = asked.headers.get("range", "").removeprefix("bytes=").partition("-")
         if not first:
-            return answer(content, x_repo_commit=COMMIT, etag='"x"')
+            return answer(content, x_repo_commit=COMMIT, etag=f'"{git_name(content)}"')
         stop = min(int(last) + 1 if last else len(content), len(content))
         part = content[int(first) : stop]
         return answer(part, "206 Partial Content", content_range=f"bytes {first}-{stop - 1}/{len(content)}")

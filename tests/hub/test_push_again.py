@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
 import warnings
@@ -164,6 +166,22 @@ focus_hf.push_to_hub(sys.argv[1], sys.argv[2], **options)
     pulled = focus_hf.pull(name, endpoint=hub.endpoint)
     weights = (pulled / "adapter_model.safetensors").read_bytes()
     assert weights in [(folder / "adapter_model.safetensors").read_bytes() for folder in folders]
+
+
+def test_five_disjoint_pushes_at_once_all_arrive(hub, api, adapter, name, tmp_path):
+    """Each with a figure of its own, to a repository that is not there yet; nobody is told to try again."""
+    running = []
+    for number in range(5):
+        folder = shutil.copytree(adapter, tmp_path / f"adapter{number}")
+        (folder / "figures").mkdir()
+        (folder / "figures" / f"{number}.png").write_bytes(bytes([number]) * 200)
+        command = "import focus_hf_command; focus_hf_command.main()"
+        arguments = [sys.executable, "-c", command, "push", str(folder), name, "--base-model", "demo/base"]
+        place = {**os.environ, "HF_ENDPOINT": hub.endpoint, "HF_TOKEN": "t", "HF_HOME": str(tmp_path / "home")}
+        running.append(subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True, env=place))
+    errors = [process.communicate(timeout=120)[1] for process in running]
+    assert [process.returncode for process in running] == [0] * 5, errors
+    assert {f"figures/{number}.png" for number in range(5)} <= set(api.list_repo_files(name))
 
 
 def test_a_branch_that_is_not_there_is_made(hub, api, adapter, name):

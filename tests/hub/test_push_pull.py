@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 import focus_hf
 from focus_hf.hub import HubError
-from focus_hf.hub.remote import HubReader
+from focus_hf.hub.remote import Hub
 from focus_hf.local_hub import LocalHub
 from focus_hf.records import AdapterFileError, check_adapter, save_results
 from tests.families import BY_DEFAULT, base_model, focus_model, logits, token_ids
@@ -168,8 +168,8 @@ def test_shapes_are_checked_before_the_weights_are_downloaded(hub, adapter, tmp_
     api.upload_folder(folder_path=adapter, repo_id="demo/wrong-shape")
 
     read = []
-    keep = HubReader.keep
-    monkeypatch.setattr(HubReader, "keep", lambda *args: read.append(args[2]) or keep(*args))
+    fetch = Hub.fetch
+    monkeypatch.setattr(Hub, "fetch", lambda *args: read.append(args[2]) or fetch(*args))
     with pytest.raises(AdapterFileError, match=r"has shape \(9,\)"):
         focus_hf.pull("demo/wrong-shape", endpoint=hub.endpoint)
     assert read == ["adapter_config.json"]
@@ -194,6 +194,21 @@ def test_errors_of_the_hub_are_one_line_that_says_what_to_do(hub, adapter, tmp_p
     with pytest.raises(FileExistsError, match="is not empty"):
         focus_hf.pull("demo/errors", occupied, endpoint=hub.endpoint)
     assert [path.name for path in occupied.iterdir()] == ["file"]
+
+
+def test_links_in_the_place_of_the_folder(hub, adapter, name, tmp_path):
+    push(hub, adapter, name)
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(
+        FileExistsError, match=r"dangling is a link to .*nowhere, which does not exist: remove"
+    ) as error:
+        focus_hf.pull(name, tmp_path / "dangling", endpoint=hub.endpoint)
+    assert "\n" not in str(error.value) and (tmp_path / "dangling").is_symlink()
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "empty")
+    assert focus_hf.pull(name, tmp_path / "link", endpoint=hub.endpoint) == tmp_path / "link"
+    assert (tmp_path / "empty" / "adapter_config.json").is_file() and (tmp_path / "link").is_symlink()
+    assert {path.name for path in tmp_path.iterdir()} >= {"dangling", "empty", "link"}
 
 
 @pytest.mark.parametrize("bad", ["no-namespace/", "/abs/path", "./here", "a b/c", ""])

@@ -74,7 +74,7 @@ def test_a_configuration_without_the_tag_is_found_where_the_search_is_narrow(hub
     assert (adapter.num_groups, adapter.base_model) == (4, "org/untagged")
     assert "eve/untagged" not in found(hub)
     asked = []
-    monkeypatch.setattr(remote.HubReader, "is_focus", lambda self, model: asked.append(model.repo_id))
+    monkeypatch.setattr(remote.Hub, "is_focus", lambda self, model: asked.append(model.id))
     monkeypatch.setattr(sys.modules["focus_hf.hub.search"], "MOST_UNTAGGED", 1)
     with pytest.warns(UserWarning, match="More than 1 repositories without the tag 'focus'"):
         assert found(hub, "org/untagged") == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -12,7 +13,8 @@ import time
 from functools import partial
 
 import pytest
-from huggingface_hub import HfApi
+from huggingface_hub import HfApi, constants
+from huggingface_hub.errors import HfHubHTTPError
 
 from focus_hf.local_hub import LocalHub, serve
 from focus_hf.local_hub.changes import Changes
@@ -204,3 +206,40 @@ def test_killed_at_any_step_of_other_changes(tmp_path, what):
     assert not killed and len(seen) == 2
     Storage(tmp_path).close()
     assert len(list((tmp_path / "staging").glob("process-*"))) == 1  # this process's own
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A folder on a disk of 4 MB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)]
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("a small disk cannot be mounted here")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+@pytest.mark.parametrize("threshold", [10**9, 1000], ids=["in the commit", "in LFS"])
+def test_a_full_disk_is_told_and_nothing_is_half_written(small_disk, threshold, monkeypatch, caplog):
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    with LocalHub(small_disk / "hub", token="t", lfs_threshold=threshold) as hub:
+        api = HfApi(endpoint=hub.endpoint, token="t")
+        api.create_repo("demo/x")
+        api.upload_file(path_or_fileobj=b"small", path_in_repo="a.txt", repo_id="demo/x")
+        for size in (6_000_000, 3_900_000, 2_500_000):  # more than the disk; and more than half of it, twice
+            before = everything(api)
+            with pytest.raises((HfHubHTTPError, RuntimeError)) as error:
+                for _ in range(3):
+                    api.upload_file(path_or_fileobj=os.urandom(size), path_in_repo="large", repo_id="demo/x")
+                    before = everything(api)
+            cause = error.value if isinstance(error.value, HfHubHTTPError) else error.value.__cause__
+            assert cause.response.status_code == 507 and "No space is left on the Hub's disk" in str(cause)
+            assert everything(api) == before
+            left = [path for path in small_disk.rglob("*") if path.is_file() and path.suffix == ".lock"]
+            left += [path for path in (small_disk / "hub" / "staging").glob("*/*") if path.name != "lock"]
+            assert not left
+        assert api.upload_file(path_or_fileobj=b"fits", path_in_repo="b.txt", repo_id="demo/x").oid
+        fsck = ["git", "-C", str(small_disk / "hub" / "models" / "demo" / "x.git"), "fsck", "--strict"]
+        assert shutil.which("git") is None or subprocess.run(fsck, capture_output=True).returncode == 0
+    assert "Traceback" not in caplog.text

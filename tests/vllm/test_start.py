@@ -12,9 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from focus_hf.adapter.save import save_adapter
-from focus_hf.vllm.router import LayerRouter
 from focus_hf.vllm.start import check_engine, prepare_arguments, read_adapter
-from tests.adapter.test_heads import heads_model
 from tests.families import focus_model
 
 WEIGHTS = "adapter_model.safetensors"
@@ -50,12 +48,12 @@ def engine(**changes: Any) -> SimpleNamespace:
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """Folders of a shared adapter, and of one with routing per head and a budget."""
+    """Folders of a shared adapter, and of one that routes by cells and has a dial."""
     folder = tmp_path_factory.mktemp("saved")
-    budgets = {"0.5": {"0.0": {"attend": "everything"}}}
+    curves = {"256": [[-2.0, 0.1], [-8.0, 0.9]]}
     return {
         "shared": save_adapter(focus_model("llama"), folder / "shared"),
-        "per_head": save_adapter(heads_model("llama", budgets=budgets), folder / "per_head"),
+        "cells": save_adapter(focus_model("llama", routing="cells", pairs_curves=curves), folder / "cells"),
     }
 
 
@@ -77,8 +75,8 @@ def test_a_sound_adapter_is_read_and_nothing_is_compiled(saved):
 
 def test_dials(saved):
     assert read_adapter({"adapter": str(saved["shared"]), "top_k": 3}).config.top_k == 3
-    config = read_adapter({"adapter": str(saved["per_head"]), "pairs": 0.5}).config
-    assert config.head_pattern(0, 0).attend == "everything" and config.head_pattern(1, 0).attend == "groups"
+    assert read_adapter({"adapter": str(saved["cells"]), "pairs": 0.5}).config.pairs == 0.5
+    assert read_adapter({"adapter": str(saved["cells"]), "threshold": -5}).config.threshold == -5
 
 
 @pytest.mark.parametrize(
@@ -102,10 +100,10 @@ def test_dials(saved):
     ],
 )
 def test_refused(saved, changes, says):
-    adapter = read_adapter({"adapter": str(saved["per_head"])})
+    adapter = read_adapter({"adapter": str(saved["cells"])})
     with pytest.raises(ValueError, match=says) as error:
         check_engine(engine(**changes), adapter)
-    assert "\n" not in str(error.value) and str(saved["per_head"]) in str(error.value)
+    assert "\n" not in str(error.value) and str(saved["cells"]) in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -115,7 +113,7 @@ def test_refused(saved, changes, says):
         ("org/name", "such as"),
         ({}, "names an adapter"),
         ({"adapter": 3}, "names an adapter"),
-        ({"adapter": "a", "topk": 2}, "no 'topk', only adapter, revision, pairs, top_k"),
+        ({"adapter": "a", "topk": 2}, "no 'topk', only adapter, revision, pairs, threshold, length, top_k"),
         ({"adapter": "a", "revision": 2}, "revision"),
     ],
 )
@@ -125,11 +123,19 @@ def test_a_wrong_option(values, says):
 
 
 @pytest.mark.parametrize(
-    ("dial", "says"), [({"top_k": 9}, "top_k must be"), ({"pairs": 0.3}, "budgets"), ({"top_k": "2"}, "top_k must be")]
+    ("kind", "dial", "says"),
+    [
+        ("shared", {"top_k": 9}, "top_k must be"),
+        ("shared", {"top_k": "2"}, "top_k must be"),
+        ("shared", {"pairs": 0.3}, "use top_k"),
+        ("cells", {"pairs": 1.5}, "pairs must be"),
+        ("cells", {"threshold": "low"}, "threshold must be"),
+        ("cells", {"top_k": 2}, "use pairs"),
+    ],
 )
-def test_a_wrong_dial(saved, dial, says):
+def test_a_wrong_dial(saved, kind, dial, says):
     with pytest.raises(ValueError, match=says):
-        read_adapter({"adapter": str(saved["per_head"]), **dial})
+        read_adapter({"adapter": str(saved[kind]), **dial})
 
 
 def test_hostile_files(saved, tmp_path):
@@ -154,21 +160,3 @@ def test_hostile_files(saved, tmp_path):
         with pytest.raises(ValueError, match=says) as error:
             read_adapter({"adapter": str(folder)})
         assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("which", ["shared", "per_head"])
-def test_groups_are_those_of_the_peft_layer(saved, which):
-    """The same hidden states through PEFT's layer and through the one that vLLM is given."""
-    from focus_hf.adapter import focus_layers
-    from focus_hf.adapter.continuous import _columns
-
-    model = focus_model("llama") if which == "shared" else heads_model("llama", budgets={"0.5": {}})
-    adapter = read_adapter({"adapter": str(save_adapter(model, saved[which].parent / f"again_{which}"))})
-    tensors = adapter.tensors()
-    hidden = torch.randn(40, 32, generator=torch.Generator().manual_seed(0))
-    for layer in focus_layers(model):
-        expected = _columns(layer, "default", hidden[None])
-        found = LayerRouter(adapter.config, layer.layer_idx, tensors[layer.layer_idx]).columns(hidden)
-        for one, other in zip(expected, found, strict=True):
-            assert (one is None) == (other is None)
-            assert one is None or torch.equal(one[0], other)

@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...attention import Problem, Scores, WhoAttends, focus_attention
+from ...attention import Scores
+from ...routing.cells import cell_reads, key_groups
 from ..call import Call
 from ..decide import pattern_in_mode
+from ..dial import thresholds
 from ..discovery import numbered
 from ..layer import FocusLayer
-from ..routers import no_groups, rank_groups, route
-from .packed import PackedPages
+from ..routers import Routed, no_groups, own_heads, plain_keys, rank_groups, shared
+from .packed import PackedPages, attend_requests
 from .pages import find_pages, pages_of
 from .table import GroupTable
 
@@ -122,9 +125,7 @@ def _rows(pages: Any, layer: int) -> int:
     return pages._kv_token_views[layer][0].shape[0]
 
 
-def attend_pages(
-    call: Call, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scores: Scores
-) -> Tensor:
+def attend_pages(call: Call, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scores: Scores) -> Tensor:
     """Hard attention of a packed call, whose keys and values are added to the pages.
 
     Args:
@@ -149,56 +150,33 @@ def attend_pages(
     keys, values = pages._kv_token_views[paged.layer]
     if call.ranking is not None:
         paged.table.put(packed.written, keys[packed.written], call.ranking[0, :count], call.owner)
-    output = query.new_zeros(query.shape[2], query.shape[1], value.shape[-1])
-    for new, rows, positions in packed.requests():
-        output[new] = _attend_requests(call, query[0], (keys, values), new, rows, positions, scores).transpose(1, 2)
-    return output.transpose(0, 1)[None]
+    return attend_requests(packed, query, (keys, values), partial(_route, call), call.pattern, scores)
 
 
-def _attend_requests(
-    call: Call,
-    query: Tensor,
-    stored: tuple[Tensor, Tensor],
-    new: Tensor,
-    rows: Tensor,
-    positions: Tensor,
-    scores: Scores,
-) -> Tensor:
-    """Requests with ``Q`` new tokens each: ``(R, H, Q, D_v)``.
-
-    Args:
-        call: that is made.
-        query: ``(H, T, D)``.
-        stored: keys ``(rows, H_kv, D)`` and values of the pages.
-        new, rows, positions: see `Packed.requests`.
-        scores: how they are made.
-    """
-    key, value = (x[rows].transpose(1, 2).to(query.dtype) for x in stored)
-    own, asked = query[:, new].transpose(0, 1), positions[:, -new.shape[1] :]
-    part = replace(call, seen=rows.shape[1] - new.shape[1], memory=None, groups=None)
+def _route(call: Call, query: Tensor, key: Tensor, stored: Tensor, rows: Tensor, positions: Tensor) -> Routed:
+    """The routing of requests, see `attend_requests`."""
+    count, paged = query.shape[2], call.paged
+    assert paged is not None
     if call.alone:
-        routed = no_groups(key, new.shape[1])
-    elif call.ranking is not None:
-        part.ranking = _rankings(call, stored[0], rows, positions)
-        routed = route(replace(part, seen=0), own, key, asked)
-        routed = (routed[0], routed[1][:, :, -new.shape[1] :], routed[2])
-    else:
+        return no_groups(key, count)
+    known = paged.table.get(rows.flatten(), stored[rows.flatten()], call.owner)
+    known = None if known is None else known.view(*rows.shape, -1)
+    part = replace(call, memory=None, groups=None)
+    if call.ranking is not None:
+        width = (*rows.shape, call.ranking.shape[-1])
+        part.ranking = call.ranking.new_full(width, -1) if known is None else known
+        groups, reads, memberships = shared(part, key)
+        return groups, reads[:, :, -count:], memberships
+    if known is None or bool((known < 0).any()):
         rotary = call.router.rotary
         if call.rotary is not None and rotary is not None:
-            angles = rotary(call.rotary[0][:, :1], positions.clamp(min=0))
-            part.rotary = tuple(angles)
-        routed = route(part, own, key, asked)
-    groups, reads = (x.expand(-1, key.shape[1], *x.shape[2:]) for x in routed[:2])
-    pattern = replace(call.pattern, num_bands=reads.shape[-1])
-    unpadded = 0 if rows.shape[0] == 1 else None
-    who = WhoAttends(pattern, positions, groups, reads, first_position=unpadded, memberships=routed[2])
-    return focus_attention(Problem(own, key, value, who, scores), path=call.router.path, kernel=call.router.kernel)
-
-
-def _rankings(call: Call, keys: Tensor, rows: Tensor, positions: Tensor) -> Tensor:
-    """Of the tokens in rows ``(R, S)``: int16 ``(R, S, K)``, -1 where nobody knows."""
-    assert call.paged is not None and call.ranking is not None
-    found = call.paged.table.get(rows.flatten(), keys[rows.flatten()], call.owner)
-    if found is None:
-        return call.ranking.new_full((*rows.shape, call.ranking.shape[-1]), -1)
-    return found.view(*rows.shape, -1)
+            part.rotary = tuple(rotary(call.rotary[0][:, :1], positions.clamp(min=0)))
+        groups = key_groups(plain_keys(part, key, key.shape[2]), own_heads(call, key.shape[1]))
+        real = (positions >= 0).flatten()
+        found = groups.transpose(1, 2).flatten(0, 1).to(torch.int16)[real]
+        paged.table.put(rows.flatten()[real], stored[rows.flatten()[real]], found, call.owner)
+    else:
+        groups = known.transpose(1, 2).to(torch.uint8)
+    config, router = call.router.configs[call.adapter], own_heads(call, key.shape[1])
+    asked = positions[:, -count:]
+    return groups, cell_reads(query, asked, router, thresholds(config, asked), config.local_window), None

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...attention import PADDING
+from ...attention import PADDING, Pattern, Problem, Scores, WhoAttends, focus_attention
 from ..masks import added_to_scores
+from ..routers import Routed
 
 
 @dataclass(eq=False)
@@ -37,8 +38,8 @@ class Packed:
         """The requests, those with one new token together, each other one by itself.
 
         Yields:
-            Which new tokens ``(R, Q)``; which rows of the cache their keys are ``(R, S)``, aligned at the right; and the
-            positions of the keys ``(R, S)``, `PADDING` where a request has fewer.
+            Which new tokens ``(R, Q)``; which rows of the cache their keys are ``(R, S)``, aligned at the right; and
+            the positions of the keys ``(R, S)``, `PADDING` where a request has fewer.
         """
         single: list[tuple[int, int, int]] = []
         for (q, q_stop), (k, k_stop) in zip(_spans(self.query_edges), _spans(self.key_edges), strict=True):
@@ -57,6 +58,41 @@ class Packed:
 
 def _spans(edges: list[int]) -> Iterator[tuple[int, int]]:
     return zip(edges[:-1], edges[1:], strict=True)
+
+
+def attend_requests(
+    packed: Packed,
+    query: Tensor,
+    stored: tuple[Tensor, Tensor],
+    route: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Routed],
+    pattern: Pattern,
+    scores: Scores,
+) -> Tensor:
+    """Hard attention of a packed call.
+
+    Args:
+        packed: whose tokens are which.
+        query: of the new tokens, ``(1, H, T, D)``.
+        stored: keys ``(rows, H_kv, D)`` and values ``(rows, H_kv, D_v)`` of the cache, the new tokens' among them.
+        route: from queries ``(R, H, Q, D)``, keys ``(R, H_kv, S, D)``, all stored keys, the rows of these keys ``(R,
+            S)`` and their positions ``(R, S)`` to who attends.
+        pattern: window, sinks, dense start.
+        scores: how they are made.
+
+    Returns:
+        ``(1, H, T, D_v)``.
+    """
+    output = query.new_zeros(query.shape[2], query.shape[1], stored[1].shape[-1])
+    for new, rows, positions in packed.requests():
+        key, value = (x[rows].transpose(1, 2).to(query.dtype) for x in stored)
+        own = query[0][:, new].transpose(0, 1)
+        groups, reads, memberships = route(own, key, stored[0], rows, positions)
+        groups, reads = groups.expand(-1, key.shape[1], -1), reads.expand(-1, key.shape[1], -1, -1, -1)
+        bands = replace(pattern, num_bands=reads.shape[-1])
+        alone = 0 if rows.shape[0] == 1 else None
+        who = WhoAttends(bands, positions, groups, reads, first_position=alone, memberships=memberships)
+        output[new] = focus_attention(Problem(own, key, value, who, scores)).transpose(1, 2)
+    return output.transpose(0, 1)[None]
 
 
 class PackedPages(Packed):

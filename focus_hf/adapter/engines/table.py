@@ -42,7 +42,7 @@ class GroupTable:
         self._hashes[rows], self._groups[rows] = hashes(keys.transpose(0, 1)[None])[0], groups
 
     def get(self, rows: Tensor, keys: Tensor, owner: object) -> Tensor | None:
-        """Groups of the keys that are in rows now: ``(n, ...)``, -1 where nobody knows; ``None`` where nobody ever did.
+        """Groups of the keys that are in rows now: ``(n, ...)``, -1 where nobody knows; ``None``: of nobody's.
 
         Arguments as for `put`.
         """

@@ -36,11 +36,6 @@ class CpuFlash(Kernel):
     def forward(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Result:
         if call.window is not None:  # excluded pairs cost nothing in the mask of a band
             return _window_forward(query, key, value, call, call.window)
-        if not call.causal and call.exclude is not None:
-            of_query, of_key = call.exclude
-            excluded = of_query & of_key.T if of_key.shape[1] == 1 else share_a_group(of_query, of_key)
-            bias = torch.zeros_like(excluded, dtype=query.dtype).masked_fill_(excluded, torch.finfo(query.dtype).min)
-            return cpu_flash(query, key, value, call.scale, bias=bias[None, None])
         return super().forward(query, key, value, call)
 
     def backward(
@@ -92,12 +87,6 @@ def cpu_flash(
         Output ``(..., Tq, H, D_v)`` and logsumexp ``(..., Tq, H)``.
     """
     batched = query.dim() == 4
-    num_heads, kv_heads = query.shape[-2], key.shape[-2]
-    if not batched and query.shape[0] == 1 and num_heads > kv_heads and not causal:
-        # One token: the query heads of a key head become its queries, so that keys are read once.
-        folded = query.view(kv_heads, num_heads // kv_heads, -1).transpose(0, 1)
-        output, lse = cpu_flash(folded, key, value, scale, bias=bias)
-        return output.transpose(0, 1).flatten(0, 1)[None], lse.transpose(0, 1).flatten()[None]
     q, k, v = ((x if batched else x[None]).transpose(1, 2) for x in (query, key, pad_heads(value, key.shape[-1])))
     output, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         q, k, v, 0.0, causal, attn_mask=bias, scale=scale

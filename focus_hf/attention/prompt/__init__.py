@@ -1,4 +1,4 @@
-"""Attention of many new tokens: by groups of tokens in standard calls (the paper's), or by the keys that blocks read."""
+"""Attention of many new tokens: by groups of tokens in standard calls (the paper's), or by what blocks read."""
 
 from .blocks import blocked_focus_attention
 from .grouped import attend_parts, grouped_focus_attention

@@ -53,8 +53,10 @@ class Plan:
 
 
 def make_plan(who: WhoAttends, num_queries: int) -> Plan:
-    """Plan one call of tokens with memberships; the queries are the last ``num_queries`` tokens of every sequence. An extra
-    mask is not read."""
+    """Plan one call of tokens with memberships; the queries are the last ``num_queries`` tokens of every sequence.
+
+    An extra mask is not read.
+    """
     pattern, positions, documents = who.pattern, who.positions, who.documents
     batch, num_keys = positions.shape
     device = positions.device

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..kernels import Call, Kernel
 from ..definition import Pattern
+from ..kernels import Call, Kernel
 from ..merge import Accumulator
 from ..rows import Rows
 

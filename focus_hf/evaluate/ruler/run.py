@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..modes import Mode, attending, device_of
+from ..modes import OPPONENTS, Mode, attending, device_of
 from ..perplexity import attended_share
-from ..quality import matched
+from ..quality import focus_share, matched
 from .prompts import Prompt, make_prompts
 from .tasks import TASKS, string_match_all
 
@@ -50,7 +50,7 @@ class RulerRow:
         score: mean of `string_match_all` over what the model generated greedily, 0 to 1.
         accuracy: share of the right answer's tokens that are the model's first choice, given those before.
         logprob: log-probability of the right answer in nats per token, given those before.
-        pairs: share of the possible pairs that routed layers attend to, on the first prompt.
+        pairs: share of the possible pairs that routed layers attend to, on the first prompt; of an opponent on all.
         samples, seed: see `RulerPlan`.
     """
 
@@ -113,13 +113,16 @@ def measure_ruler(
     for (task, length), prompts in asked.items():
         first = torch.tensor(prompts[0].ids)[None]
         for mode in ruler_modes(modes):
-            if mode.name == "window" and mode.width is None:
-                mode = matched(model, mode, first)
-            with attending(model, mode, first):
+            if mode.name in OPPONENTS and mode.width is None:
+                mode = matched(mode, focus_share(model, mode, first), first.shape[1])
+            with attending(model, mode, first) as counted:
                 answers = _Answers()
                 for prompt in prompts:
                     _answer(model, tokenizer, prompt, answers)
-                pairs = 1.0 if mode.name == "dense" else attended_share(model, first)
+                if counted is not None:
+                    pairs = counted.share
+                else:
+                    pairs = 1.0 if mode.name == "dense" else attended_share(model, first)
             kinds = (answers.scores, answers.accuracies, answers.logprobs)
             score, accuracy, logprob = (sum(values) / len(values) for values in kinds)
             where = (task, length, mode.name, mode.top_k)

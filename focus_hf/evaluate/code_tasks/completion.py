@@ -1,0 +1,131 @@
+"""Repository-level completion: a line whose answer stands in another file, far back.
+
+A prompt is files one after the other: first a function of the standard library with what stands around it, then
+other modules, last a file that defines a function of the same name with the same parameters, up to its opening
+bracket. What is asked for is the rest of that line: the parameters as they stand in the first file, and nowhere
+else.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .sources import Source, shuffled
+
+#: Lines around a function that are shown with it.
+_BEFORE, _AFTER = 10, 20
+
+#: Parameters that a function has at least, and characters of an answer at most.
+_PARAMETERS, _LONGEST = 3, 90
+
+
+@dataclass(frozen=True)
+class CompletionPrompt:
+    """A prompt with its right answer.
+
+    Args:
+        ids: token ids of both, ``(T,)``.
+        answer: how many of the last ones are the answer's.
+        distance: from the last token of the line that has it to the first token to be predicted, in tokens.
+        text: of the answer.
+    """
+
+    ids: Tensor
+    answer: int
+    distance: int
+    text: str
+
+
+@dataclass(frozen=True)
+class _Function:
+    """A function of a module: its name, the rest of its line after the bracket, the lines up to and after that
+    line."""
+
+    name: str
+    parameters: str
+    shown: str
+    after: str
+
+
+def functions(source: Source) -> list[_Function]:
+    """Top-level functions of a module whose definition is one line with several parameters."""
+    lines = source.text.splitlines(keepends=True)
+    found = []
+    for node in ast.parse(source.text).body:
+        if not isinstance(node, ast.FunctionDef) or len(node.args.args) < _PARAMETERS or node.name.startswith("_"):
+            continue
+        line = lines[node.lineno - 1]
+        start = f"def {node.name}("
+        if not line.startswith(start) or not line.rstrip().endswith("):"):
+            continue
+        parameters = line[len(start) :].rstrip()
+        if len(parameters) <= _LONGEST and source.text.count(parameters) == 1:
+            before = lines[max(0, node.lineno - 1 - _BEFORE) : node.lineno]
+            found.append(
+                _Function(node.name, parameters, "".join(before), "".join(lines[node.lineno : node.lineno + _AFTER]))
+            )
+    return found
+
+
+def make_completion_prompts(tokenizer: Any, length: int, samples: int, seed: int = 0) -> list[CompletionPrompt]:
+    """Prompts of exactly so many tokens with their answers.
+
+    Args:
+        tokenizer: of the model.
+        length: tokens of each prompt and its answer; the answer's first place is nearly as far back.
+        samples: how many, each about a function of another module.
+        seed: of all choices.
+
+    Raises:
+        ValueError: nothing fits into so few tokens, or there are not so many functions.
+    """
+    prompts: list[CompletionPrompt] = []
+    modules = shuffled(f"{seed} completion {length}")
+    for place, source in enumerate(modules):
+        if len(prompts) == samples:
+            break
+        others = modules[place + 1 :] + modules[:place]
+        made = (_prompt(tokenizer, source, function, others, length) for function in functions(source)[:1])
+        prompts += [prompt for prompt in made if prompt is not None]
+    if len(prompts) < samples:
+        raise ValueError(
+            f"Code completion made {len(prompts)} prompts of {length} tokens, {samples} were asked for. Ask for fewer "
+            "or longer ones."
+        )
+    return prompts
+
+
+def _prompt(
+    tokenizer: Any, source: Source, function: _Function, others: list[Source], length: int
+) -> CompletionPrompt | None:
+    def ids(text: str, special: bool = False) -> list[int]:
+        return list(tokenizer(text, add_special_tokens=special, verbose=False).input_ids)
+
+    head = ids(f"# File: {source.name}.py\n{function.shown}", special=True)
+    after = ids(function.after)
+    question = (
+        f"\n\n# File: my_{source.name}.py\nimport {source.name}\n\n\n"
+        f"# The same parameters as {source.name}.{function.name}, see {source.name}.py.\ndef {function.name}("
+    )
+    asked, answered = ids(question), ids(question + function.parameters)
+    same = next((at for at, (one, two) in enumerate(zip(asked, answered, strict=False)) if one != two), len(asked))
+    room = length - len(head) - len(after) - len(answered)
+    if room < 0:
+        return None
+    filler: list[int] = []
+    for other in others:
+        if len(filler) >= room:
+            break
+        if function.parameters not in other.text and not re.search(rf"\b{function.name}\b", other.text):
+            filler += ids(f"\n\n# File: {other.name}.py\n{other.text}")
+    if len(filler) < room:
+        return None
+    whole = [*head, *after, *filler[:room], *answered]
+    answer = len(answered) - same
+    return CompletionPrompt(torch.tensor(whole), answer, length - answer - len(head), function.parameters)

@@ -1,0 +1,211 @@
+"""Any transformers model under a selector: its attention layers read the pairs that are chosen, and no others.
+
+What is computed is right, not fast: a mask for each block of queries, and dense attention under it. Memory is that
+of one block. No Focus adapter is needed; where one is loaded, it must be off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+from ...adapter.discovery import find_attention, why_not
+from .selector import Call, Choice, Selector, blocks, causal, keys_at, less_scoring, products
+
+#: Under which transformers knows the attention function.
+IMPLEMENTATION = "focus_opponent"
+
+
+@dataclass
+class Counted:
+    """What was read, counted pair by pair.
+
+    Args:
+        read: pairs of all query heads.
+        possible: that dense attention reads.
+    """
+
+    read: int = 0
+    possible: int = 0
+
+    @property
+    def share(self) -> float:
+        """Of the possible pairs.
+
+        Raises:
+            ValueError: no layer was called.
+        """
+        if not self.possible:
+            raise ValueError("No attention layer was called under the selector.")
+        return self.read / self.possible
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a layer is told: a selector and its budget, as a share of pairs or as keys for each query."""
+
+    selector: Selector
+    share: float | None
+    keys: int | None
+    count_scoring: bool
+    counted: Counted = field(default_factory=Counted)
+
+    def keys_of(self, length: int) -> int:
+        """Keys that each query may read in a context of this length.
+
+        Raises:
+            ValueError: choosing costs more than the budget.
+        """
+        if self.share is None:
+            return int(self.keys or 0)
+        share = less_scoring(self.share, self.selector, length) if self.count_scoring else self.share
+        return keys_at(share, length)
+
+
+class TaskConfig:
+    """A layer's configuration that names our attention function, and carries its task; all else is the layer's own."""
+
+    _attn_implementation = IMPLEMENTATION
+
+    def __init__(self, config: Any, task: Task, layer: int) -> None:
+        self.config, self.task, self.layer = config, task, layer
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "config":
+            raise AttributeError(name)
+        return getattr(self.config, name)
+
+
+@contextmanager
+def attend_by(
+    model: nn.Module,
+    selector: Selector,
+    share: float | None = None,
+    *,
+    keys: int | None = None,
+    layers: Sequence[nn.Module] | None = None,
+    count_scoring: bool = False,
+) -> Iterator[Counted]:
+    """Within the block, attention layers read what a selector chooses; afterwards as before.
+
+    The state is the model's: other models may run in other threads meanwhile, the same one runs under the selector.
+
+    Args:
+        model: a causal language model of transformers, its sequences without padding.
+        selector: which pairs.
+        share: of the causal pairs of each call's context, to be read.
+        keys: in place of it, how many keys each query reads at most.
+        layers: attention modules; those that Focus could route by default, see `routable_layers`.
+        count_scoring: what choosing costs in products is part of the share.
+
+    Yields:
+        The pairs read so far.
+
+    Raises:
+        ValueError: not one budget, or no layer to attend in.
+    """
+    if (share is None) is (keys is None):
+        raise ValueError(f"attend_by() takes either share or keys, got share={share!r} and keys={keys!r}.")
+    if share is not None:
+        keys_at(share, 1)
+    if keys is not None and keys < 1:
+        raise ValueError(f"keys must be at least 1, each query's own; got {keys!r}.")
+    if count_scoring and share is None:
+        raise ValueError("count_scoring is about a share of pairs: give share.")
+    chosen: list[Any] = routable_layers(model) if layers is None else list(layers)
+    if not chosen:
+        raise ValueError(f"This {type(model).__name__} has no attention layer that a selector could choose pairs for.")
+    task = Task(selector, share, keys, count_scoring)
+    before = [layer.config for layer in chosen]
+    try:
+        for number, layer in enumerate(chosen):
+            layer.config = TaskConfig(layer.config, task, number)
+        yield task.counted
+    finally:
+        for layer, config in zip(chosen, before, strict=True):
+            layer.config = config
+
+
+def routable_layers(model: nn.Module) -> list[nn.Module]:
+    """The attention modules whose pairs can be chosen: those that a Focus adapter could route."""
+    return [module for name, module in find_attention(model) if why_not(name, module, include_sliding=False) is None]
+
+
+def opponent_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    softcap: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Attention function registered with transformers as ``"focus_opponent"``.
+
+    Args:
+        module: an attention module inside `attend_by`.
+        query: ``(B, H, Q, D)``, of the last ``Q`` of ``S`` tokens.
+        key, value: ``(B, H_kv, S, D)``, ``(B, H_kv, S, D_v)``.
+        attention_mask: ``None``, or ``(B, 1 or H, Q, S)``, bool or additive.
+        scaling: factor on ``q . k``; ``D ** -0.5`` if ``None``.
+        dropout: not done: opponents are measured, not trained.
+        softcap: Gemma-2's soft-capping of the scores.
+
+    Returns:
+        ``(B, Q, H, D_v)``, and ``None`` for the attention weights.
+
+    Raises:
+        NotImplementedError: the model hands over something else.
+    """
+    told: Any = module.config
+    if not isinstance(told, TaskConfig):
+        raise ValueError(f'"{IMPLEMENTATION}" attends inside attend_by() only.')
+    for name in ("s_aux", "sinks", "position_bias"):
+        if kwargs.get(name) is not None:
+            raise NotImplementedError(f"Opponents do not attend with {name}, which this model's layers hand over.")
+    if attention_mask is not None and attention_mask.dim() != 4:
+        raise NotImplementedError(
+            f"Opponents read a mask (B, 1, Q, S), got {tuple(attention_mask.shape)}. Load the model with "
+            'attn_implementation="sdpa".'
+        )
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    keys = told.task.keys_of(key.shape[2])
+    call = Call(query.float(), key.float(), value.float(), scale, keys, told.layer)
+    read = told.task.selector.reader(call)
+    outputs = []
+    for first, end in blocks(call.start, call.length):
+        choice = read(first, end)
+        counted = told.task.counted
+        counted.read += int(choice.pairs.sum())
+        counted.possible += int(causal(first, end, key.device).sum()) * query.shape[0] * query.shape[1]
+        mask = None if attention_mask is None else attention_mask[:, :, first - call.start : end - call.start, :end]
+        outputs.append(_attend(call, first, end, choice, mask, softcap))
+    return torch.cat(outputs, dim=2).to(query.dtype).transpose(1, 2).contiguous(), None
+
+
+def _attend(call: Call, first: int, end: int, choice: Choice, mask: Tensor | None, softcap: float | None) -> Tensor:
+    """A block of queries: float32 ``(B, H, R, D_v)``."""
+    scores = _capped(products(call.queries(first, end), call.key[:, :, :end]) * call.scale, softcap)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+    scores = scores.masked_fill(~choice.pairs, -torch.inf)
+    value = call.value[:, :, :end]
+    if (means := choice.estimate) is not None:
+        others = _capped(products(call.queries(first, end), means.key) * call.scale, softcap) + means.log_sizes
+        scores, value = torch.cat([scores, others], dim=-1), torch.cat([value, means.value], dim=2)
+    return products(scores.softmax(dim=-1), value.transpose(-1, -2))
+
+
+def _capped(scores: Tensor, softcap: float | None) -> Tensor:
+    return scores if softcap is None else softcap * (scores / softcap).tanh()
+
+
+AttentionInterface.register(IMPLEMENTATION, opponent_attention)

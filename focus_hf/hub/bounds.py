@@ -1,0 +1,233 @@
+"""What a server may do while `huggingface_hub` talks to it for us: for how long, how much, with which token.
+
+The library waits and reads without end, and takes a server's headers for paths. Its requests are looked at here, by
+hooks of its own client that do nothing outside `Bounds.run`.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import queue
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+from huggingface_hub.utils import _http, get_session
+
+from ..escape import one_line
+from .errors import LONGEST_REASON, HubError, readable
+
+#: Seconds that a command waits for a Hub in all, beyond the time in which files arrive. The Hub answers within one.
+PATIENCE = 60.0
+
+#: Bytes a second at which files arrive at least: the slowest connections that people have send twice as many.
+SLOWEST = 10_000
+
+#: Seconds of silence on a connection after which it is taken for dead, where the library has no limit of its own.
+SILENCE = 10.0
+
+#: Bytes of an answer that is not a file. The longest, a page of a search with whole cards, has one or two million.
+LARGEST_ANSWER = 16 * 1024 * 1024
+
+#: What may become the name of a file: the library puts ETags and commits into paths.
+_COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+_ETAG = re.compile(r'(W/)?"?[0-9A-Za-z][0-9A-Za-z._-]{0,200}"?')
+
+T = TypeVar("T")
+
+
+class Bounds:
+    """How long one command still waits for a Hub, and where its token may go.
+
+    Args:
+        endpoint: of the Hub; nobody else sees the token.
+        seconds: at most, beyond the time that arriving bytes give it; `PATIENCE` by default.
+    """
+
+    def __init__(self, endpoint: str, seconds: float | None = None) -> None:
+        self.endpoint, self.seconds = endpoint, PATIENCE if seconds is None else seconds
+        self._until = time.monotonic() + self.seconds
+        self.over = False
+
+    @property
+    def left(self) -> float:
+        return 0.0 if self.over else self._until - time.monotonic()
+
+    def arrived(self, count: int) -> None:
+        """Bytes of a file have arrived, or are to be sent: it may take longer."""
+        self._until += count / SLOWEST
+
+    def run(self, work: Callable[[], T], *, largest: int = LARGEST_ANSWER, is_file: bool = False) -> T:
+        """The result of ``work``, which asks through `huggingface_hub`, in a thread of its own.
+
+        Args:
+            largest: bytes of an answer.
+            is_file: it is a file that is downloaded into the cache.
+
+        Raises:
+            HubError: it was not done in time (the thread ends with its next byte), an answer was too large, or the
+                library could make no sense of one.
+            HfHubHTTPError, OSError: as the library says it.
+        """
+        _watch()
+        results: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
+        context = contextvars.copy_context()
+        context.run(_LIMIT.set, _Limit(self, largest, is_file))
+
+        def run() -> None:
+            try:
+                results.put((context.run(work), None))
+            except BaseException as error:
+                results.put((None, error))
+
+        threading.Thread(target=run, daemon=True, name="focus_hf-hub").start()
+        try:
+            while True:
+                try:
+                    result, error = results.get(timeout=max(0.0, min(self.left, 1.0)))
+                    break
+                except queue.Empty:
+                    if self.left <= 0:
+                        raise self.too_slow() from None
+        except BaseException:  # Ctrl-C as well
+            self.over = True
+            raise
+        if isinstance(error, Exception):
+            raise readable(error, self.endpoint) from None
+        if error is not None:
+            raise error
+        return result  # type: ignore[return-value]
+
+    def too_slow(self) -> HubError:
+        return HubError(
+            f"{self.endpoint} did not answer within {self.seconds:.0f} seconds, or sends less than {SLOWEST:,} bytes "
+            "a second: try again later."
+        )
+
+
+@dataclass(frozen=True)
+class _Limit:
+    """The bounds of one answer, and its looks at every request and answer of a chain of redirects."""
+
+    bounds: Bounds
+    largest: int
+    is_file: bool
+
+    def before(self, request: Any) -> None:
+        """The token goes to the Hub alone, nothing comes compressed, and no silence lasts."""
+        if self.bounds.over:  # nobody waits any more
+            raise self.bounds.too_slow()
+        endpoint, url = self.bounds.endpoint, str(request.url)
+        if endpoint.startswith("https:") and not url.startswith("https:"):
+            raise HubError(f"{endpoint} leads to an address that is not encrypted: it is not followed.")
+        if not same_origin(url, endpoint):
+            request.headers.pop("authorization", None)
+        request.headers["accept-encoding"] = "identity"  # a few bytes could stand for gigabytes
+        limits = request.extensions.get("timeout") or {}
+        kinds = ("connect", "read", "write", "pool")
+        request.extensions["timeout"] = {kind: SILENCE if limits.get(kind) is None else limits[kind] for kind in kinds}
+
+    def after(self, response: Any) -> None:
+        """No header becomes a path, a command to the terminal, another way to download or a long sleep."""
+        request, headers = response.request, response.headers
+        for name, value in headers.items():
+            if not value.isprintable() or name == "x-xet-hash" or len(value) > 8 * LONGEST_REASON:
+                del headers[name]
+        if self.is_file and request.method == "HEAD":
+            commit, etags = headers.get("x-repo-commit"), (headers.get("x-linked-etag"), headers.get("etag"))
+            if commit is not None and not _COMMIT.fullmatch(commit):
+                raise HubError(f"{self.bounds.endpoint} names a commit {one_line(commit)!r}, which cannot be.")
+            if any(etag is not None and not _ETAG.fullmatch(etag) for etag in etags):
+                raise HubError(f"{self.bounds.endpoint} gives a file an ETag that cannot be a name: it is not read.")
+        if headers.get("content-encoding", "identity") != "identity":
+            raise HubError(f"{request.url} is sent compressed, though asked not to be: it is not read.")
+        if response.status_code in (408, 429, 500, 502, 503, 504):
+            self._refuse_long_waits(response)
+        response.stream = _bounded(response, self)
+
+    def _refuse_long_waits(self, response: Any) -> None:
+        headers = response.headers
+        said = [headers.get("retry-after", ""), *re.findall(r"\bt=(\d+)", headers.get("ratelimit", ""))]
+        seconds = max((float(text[:20]) for text in said if text.isascii() and text.isdecimal()), default=0.0)
+        if seconds >= self.bounds.left:
+            raise HubError(
+                f"{response.request.url} answered {response.status_code} and asks to come back in {seconds:,.0f} "
+                f"seconds, longer than the {self.bounds.seconds:.0f} that this waits: try again later."
+            )
+
+
+_LIMIT: contextvars.ContextVar[_Limit | None] = contextvars.ContextVar("focus_hf_limit", default=None)
+
+
+def _before(request: Any) -> None:
+    if (limit := _LIMIT.get()) is not None:
+        limit.before(request)
+
+
+def _after(response: Any) -> None:
+    if (limit := _LIMIT.get()) is not None:
+        limit.after(response)
+
+
+def _watch() -> None:
+    """Put the hooks into the library's client, and into those that it makes anew after a failed connection."""
+
+    def add(client: Any) -> Any:
+        for kind, hook in (("request", _before), ("response", _after)):
+            if hook not in client.event_hooks[kind]:
+                client.event_hooks[kind].append(hook)
+        return client
+
+    make = _http._GLOBAL_CLIENT_FACTORY
+    if not getattr(make, "of_focus_hf", False):
+
+        def bounded() -> Any:
+            return add(make())
+
+        bounded.of_focus_hf = True  # type: ignore[attr-defined]
+        _http._GLOBAL_CLIENT_FACTORY = bounded  # `set_client_factory` would close the client under other threads
+    add(get_session())
+
+
+def _bounded(response: Any, limit: _Limit) -> Any:
+    """The stream of an answer, which ends with an error where it is too long or nobody waits any more."""
+    library: Any = import_module(type(response).__module__.partition(".")[0])  # httpx, or what has come after it
+    whole, bounds, url = response.stream, limit.bounds, response.request.url
+    wanted = re.match(r"bytes=(\d{1,18})-", response.request.headers.get("range", ""))
+    is_file = limit.is_file and response.is_success
+    first = int(wanted[1]) if is_file and wanted and response.status_code == 206 else 0  # it goes on where it broke
+    largest = limit.largest if response.is_success else LARGEST_ANSWER
+
+    class Bounded(library.SyncByteStream):
+        def __iter__(self) -> Iterator[bytes]:
+            received = first
+            for chunk in whole:
+                if bounds.over:
+                    raise bounds.too_slow()
+                received += len(chunk)
+                if received > largest:
+                    raise HubError(f"{url} sends more than {largest:,} bytes: it is not read any further.")
+                if is_file:
+                    bounds.arrived(len(chunk))
+                yield chunk
+
+        def close(self) -> None:
+            whole.close()
+
+    return Bounded()
+
+
+def same_origin(url: str, endpoint: str) -> bool:
+    """Whether an address is on the same server, reached in the same way.
+
+    Raises:
+        ValueError: it is none.
+    """
+    one, other = urlsplit(url), urlsplit(endpoint)
+    ports = [parts.port or {"http": 80, "https": 443}.get(parts.scheme) for parts in (one, other)]
+    return (one.scheme, one.hostname, ports[0]) == (other.scheme, other.hostname, ports[1])

@@ -1,0 +1,214 @@
+"""Random calls of the Triton kernels of decoding and prompts, compared with the definition in float64.
+
+Run apart, interpreted: see `triton_apart`. What is not to be read is NaN.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import torch
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import functional as F
+
+from focus_hf.attention.definition import Pattern, WhoAttends, attended_pairs
+from focus_hf.attention.kernels import triton_gather, triton_prompt, triton_select
+from focus_hf.attention.kernels.triton_gather import sparse_decode
+from focus_hf.attention.kernels.triton_prompt import PromptTokens, sparse_prompt
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+LAYOUTS = ("plain", "padding", "static", "blocks")
+
+#: What a case may be; a step takes the interpreter as long whatever its size, so steps are few.
+CASES: dict[str, st.SearchStrategy[Any]] = {
+    "layout": st.sampled_from(LAYOUTS),
+    "batch": st.integers(1, 3),
+    "kv_heads": st.integers(1, 2),
+    "heads_each": st.sampled_from((1, 2, 3, 4, 7, 8)),
+    "dim": st.sampled_from((16, 24, 64)),
+    "dtype": st.sampled_from(DTYPES),
+    "num_groups": st.sampled_from((8, 13, 64, 256)),
+    "bands": st.integers(1, 6),
+    "window": st.sampled_from((0, 1, 5, 16)),
+    "sinks": st.sampled_from((0, 1, 4)),
+    "dense_below": st.sampled_from((0, 0, 20)),
+    "share": st.sampled_from((0.0, 0.1, 0.5)),
+    "length": st.integers(2, 90),
+    "seed": st.integers(0, 10**6),
+    "with_sink_logits": st.booleans(),
+}
+
+SLOW = settings(
+    deadline=None,
+    max_examples=12,
+    derandomize=True,
+    database=None,
+    phases=[Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+
+
+def dots_of_bfloat16() -> None:
+    """Triton's interpreter (3.9) keeps bfloat16 as integers, and multiplies these: widen them first."""
+    import triton.language as tl
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    narrow = InterpreterBuilder.create_dot
+
+    def wide(self: Any, a: Any, b: Any, *rest: Any) -> Any:
+        a, b = (self.cast_impl(x, tl.float32) if x.dtype.scalar == tl.bfloat16 else x for x in (a, b))
+        return narrow(self, a, b, *rest)
+
+    InterpreterBuilder.create_dot = wide
+
+
+def small_steps() -> None:
+    """So that short sequences take several chunks, splits, segments and tiles."""
+    triton_select.STEP, triton_select.MAX_CHUNKS = 16, 4
+    triton_gather.SPLIT_BOUND = 32
+    triton_prompt.STEP, triton_prompt.SEGMENT, triton_prompt.TILE = 16, 32, 16
+
+
+class Call:
+    """Tensors of a random call.
+
+    Attributes:
+        positions: ``(B, S)``.
+        kept: keyword arguments that both kernels take.
+    """
+
+    def __init__(self, queries: int, **case: Any) -> None:
+        torch.manual_seed(case["seed"])
+        batch, kv_heads, dim, length = (case[name] for name in ("batch", "kv_heads", "dim", "length"))
+        self.case, self.queries = case, queries
+        heads, dtype = kv_heads * case["heads_each"], case["dtype"]
+        self.query = torch.randn(batch, heads, queries, dim).to(dtype)
+        self.key, self.value = (torch.randn(batch, kv_heads, length, dim).to(dtype) for _ in range(2))
+        groups, bands = case["num_groups"], case["bands"]
+        self.key_groups = torch.randint(groups, (batch, kv_heads, length), dtype=torch.uint8)
+        self.reads = torch.rand(batch, kv_heads, queries, groups, bands) < case["share"]
+        self.positions = torch.arange(length).repeat(batch, 1)
+        if case["layout"] == "padding":
+            some = torch.rand(batch, length) < 0.7
+            self.positions = torch.where(some, some.cumsum(1) - 1, -1)
+        self.pattern = Pattern(case["window"], case["sinks"], case["dense_below"], bands)
+        self.sink_logits = torch.randn(heads) if case["with_sink_logits"] else None
+        self.kept = {
+            "scale": 0.3,
+            "local_window": case["window"],
+            "sink_tokens": case["sinks"],
+            "dense_below": case["dense_below"],
+            "sink_logits": self.sink_logits,
+        }
+
+    def blocks(self, size: int = 4) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Keys, values, groups in blocks as vLLM keeps them, seen as kernels want them, and the table."""
+        batch, kv_heads, length, dim = self.key.shape
+        most = -(-length // size) + 1
+        table = torch.randperm(batch * most + 2)[: batch * most].view(batch, most).int()
+        found = []
+        for x in (self.key, self.value, self.key_groups[..., None]):
+            empty = float("nan") if x.dtype.is_floating_point else 0
+            pool = x.new_full(((batch * most + 2) * size, kv_heads, x.shape[3]), empty)
+            for row in range(batch):
+                slots = (table[row].long()[:, None] * size + torch.arange(size)).flatten()[:length]
+                pool[slots] = x[row].transpose(0, 1)
+            found.append(pool.unflatten(0, (-1, size)).transpose(1, 2))
+        return found[0], found[1], found[2][..., 0], table
+
+    def expected(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Output and logsumexp in float64, and the output of dense attention under a mask in the call's dtype."""
+        each = self.case["heads_each"]
+        pairs = attended_pairs(WhoAttends(self.pattern, self.positions, self.key_groups, self.reads))
+        pairs = pairs.repeat_interleave(each, dim=1)
+        key, value = (x.repeat_interleave(each, dim=1) for x in (self.key, self.value))
+        scores = (self.query.double() @ key.double().transpose(-1, -2) * 0.3).masked_fill(~pairs, -torch.inf)
+        more = [] if self.sink_logits is None else [self.sink_logits.double()[None, :, None].expand(scores.shape[:3])]
+        lse = torch.stack([scores.logsumexp(-1), *more]).logsumexp(0)
+        weights = (scores - lse[..., None]).exp().nan_to_num(0.0)
+        dense = F.scaled_dot_product_attention(self.query, key, value, pairs, scale=0.3).nan_to_num(0.0)
+        return weights @ value.double(), lse, dense.double()
+
+    def compare(self, output: Tensor, lse: Tensor | None = None) -> None:
+        """With what is expected: float32 to 1e-5; others to twice the error of dense attention, which has no sinks."""
+        expected, expected_lse, dense = self.expected()
+        asks = (self.positions[:, -self.queries :] >= 0)[:, None].expand(output.shape[:3])
+        assert output.dtype == self.query.dtype and not output[~asks].any()
+        error = (output.double() - expected)[asks].abs()
+        allowed = 1e-5
+        if output.dtype != torch.float32:
+            own = 0.0 if self.sink_logits is not None else float((dense - expected).abs().max())
+            allowed = max(2 * own, 2 * torch.finfo(output.dtype).eps)
+        assert not error.numel() or float(error.max()) <= allowed * max(1.0, float(expected.abs().max())), self.case
+        if lse is not None:
+            some = asks & expected_lse.isfinite()
+            assert bool((lse[~some] == -torch.inf).all())
+            assert torch.allclose(lse[some].double(), expected_lse[some], atol=1e-4)
+
+
+def decode(new: int, **case: Any) -> None:
+    """New tokens against a cache of any layout."""
+    new = min(new, case["length"])
+    call = Call(new, **case)
+    key, value, groups, extra = call.key, call.value, call.key_groups, {}
+    if case["layout"] == "padding":
+        extra = {"key_positions": call.positions}
+    elif case["layout"] == "static":  # room behind the tokens, from another head
+        key, value = (F.pad(x, (0, 0, 0, 9), value=float("nan")) for x in (key, value))
+        groups = F.pad(groups, (0, 9))
+    elif case["layout"] == "blocks":
+        key, value, groups, table = call.blocks()
+        extra = {"block_table": table}
+    asked = call.positions[:, -new:]
+    call.compare(sparse_decode(call.query, key, value, groups, call.reads, asked, **call.kept, **extra))
+
+
+def prompt(new: int, **case: Any) -> None:
+    """Prompts, or their later chunks: rows, rows with padding, or sequences in blocks whose queries are in one row."""
+    new = min(new, case["length"])
+    call = Call(new, **case)
+    tensors = call.query, call.key, call.value, call.key_groups, call.reads
+    if case["layout"] == "padding":
+        tokens = PromptTokens.from_positions(call.positions, new)
+        call.compare(*sparse_prompt(*tensors, **call.kept, tokens=tokens))
+    elif case["layout"] == "blocks":
+        key, value, groups, table = call.blocks()
+        batch, starts = case["batch"], torch.arange(case["batch"] + 1) * new
+        tokens = PromptTokens.from_blocks(table, 4, torch.full((batch,), case["length"]), starts, new)
+        query, reads = (x.transpose(0, 1).flatten(1, 2)[None] for x in (call.query, call.reads))
+        output, lse = sparse_prompt(query, key, value, groups, reads, **call.kept, tokens=tokens, block_size=4)
+        call.compare(*(x[0].unflatten(1, (batch, new)).transpose(0, 1) for x in (output, lse)))
+    else:
+        call.compare(*sparse_prompt(*tensors, **call.kept))
+
+
+def alike() -> None:
+    """Heads that share groups and tables: stride 0."""
+    case = {"layout": "plain", "batch": 2, "kv_heads": 1, "heads_each": 2, "dim": 16, "dtype": torch.float32}
+    case |= {"num_groups": 8, "bands": 2, "window": 5, "sinks": 1, "dense_below": 0, "share": 0.3, "length": 40}
+    call = Call(40, **case, seed=0, with_sink_logits=False)
+    query, key, value = (x.repeat(1, 3, 1, 1) for x in (call.query, call.key, call.value))
+    groups, reads = call.key_groups.expand(-1, 3, -1), call.reads.expand(-1, 3, -1, -1, -1)
+    whole, _ = sparse_prompt(query, key, value, groups, reads, **call.kept)
+    last = sparse_decode(
+        *(query[:, :, -1:], key, value, groups, reads[:, :, -1:], call.positions[:, -1:]), **call.kept
+    )
+    for head in range(0, 6, 2):
+        call.compare(whole[:, head : head + 2])
+    assert torch.allclose(last, whole[:, :, -1:], atol=1e-6)
+
+
+def run(what: str) -> None:
+    """Run one of the above over many cases; says so in JSON."""
+    small_steps()
+    dots_of_bfloat16()
+    if what == "alike":
+        alike()
+    else:
+        one = {"decode": decode, "prompt": prompt}[what]
+        new = st.integers(1, 8) if what == "decode" else st.integers(1, 90)
+        SLOW(given(new=new, **CASES)(one))()
+    print(json.dumps("equal"))
