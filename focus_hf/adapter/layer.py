@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from .. import routing
-from ..attention import HARD_GATE, Kernel, Pattern, WhoAttends
+from ..attention import HARD_GATE, Kernel, Pattern, Scores, WhoAttends
 from ..routing.cells import CellRouter
 from .config import FocusConfig
 from .discovery import slides
@@ -44,7 +44,7 @@ class Seen:
         query: ``(B, H, Q, D)``, positions applied.
         key: ``(B, H_kv, S, D)``, likewise.
         value: ``(B, H_kv, S, D_v)``.
-        scale: factor on ``q . k``.
+        scores: how they are made of ``q . k``.
         who: who may attend to whom.
     """
 
@@ -52,8 +52,13 @@ class Seen:
     query: Tensor
     key: Tensor
     value: Tensor
-    scale: float
+    scores: Scores
     who: WhoAttends
+
+    @property
+    def scale(self) -> float:
+        """Factor on ``q . k``."""
+        return self.scores.scale
 
 
 class FocusLayer(nn.Module, BaseTunerLayer):
