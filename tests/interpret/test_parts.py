@@ -140,7 +140,9 @@ def test_gold_categories_are_names_where_they_say_most():
     parts = ("DET", "PROPN")
     gold = np.zeros((len(TOKENS), 2), dtype=int)
     gold[[0, 1], 0], gold[[11, 12], 1] = 200, 200
-    found = named({" Anna": 100, " dog": 100, " 42": 60, " sitting": 40}, np.array([[1, 199], [300, 200]]), gold, parts)
+    found = named(
+        {" Anna": 100, " dog": 100, " 42": 60, " sitting": 40}, np.array([[1, 199], [300, 200]]), gold, parts
+    )
     assert found.name == "names" and found.covers == pytest.approx(199 / 200)
 
 

@@ -6,8 +6,8 @@ import random
 
 import torch
 
-from focus_hf.adapter.packed import Packed
-from focus_hf.vllm.slots import MembershipTable, key_slots, rows_of
+from focus_hf.adapter.engines.packed import Packed
+from focus_hf.vllm.slots import SlotTable, key_slots, rows_of
 
 BLOCK = 4
 
@@ -40,7 +40,7 @@ def test_rows_are_a_view_of_the_cache():
 
 
 def test_a_table_remembers_by_slot():
-    table, generator = MembershipTable(), torch.Generator().manual_seed(0)
+    table, generator = SlotTable(), torch.Generator().manual_seed(0)
     known = {}
     for _ in range(6):
         slots = torch.randperm(5 * BLOCK, generator=generator)[:7]
