@@ -66,8 +66,8 @@ def by_ranking(ranking: Tensor, config: FocusSettings, num_queries: int, *, comp
     """The routing of tokens whose groups are known.
 
     Args:
-        ranking: of all tokens, the best group first, ``(B, S, K)``; -1 where nobody knows: cached while the adapter was
-            off, or by another one. Such tokens are attended by all, as in the base model.
+        ranking: of all tokens, the best group first, ``(B, S, K)``; -1 where nobody knows: cached while the adapter
+            was off, or by another one. Such tokens are attended by all, as in the base model.
         config: of the adapter.
         num_queries: the last so many are queries.
         complete: it is known that there is no -1.
