@@ -44,7 +44,9 @@ def check_path(path: str) -> str:
 
 def _is_portable(name: str) -> bool:
     """Whether a name can be seen for what it is, and kept as it is: Windows drops dots and spaces at its end."""
-    return name in (".", "..") or (name.isprintable() and name[-1:] not in (".", " ") and not set(name) & set('<>:"|?*'))
+    return name in (".", "..") or (
+        name.isprintable() and name[-1:] not in (".", " ") and not set(name) & set('<>:"|?*')
+    )
 
 
 def is_device(name: str) -> bool:
