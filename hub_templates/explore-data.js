@@ -1,4 +1,4 @@
-// What is on the page: tokens, sides, and their layers, unpacked when they are looked at (see focus_hf/explore/pack.py).
+// What is on the page: tokens and heads, unpacked when they are looked at (see focus_hf/explore/pack.py).
 
 const page = JSON.parse(document.getElementById("data").textContent);
 const TOKENS = page.tokens.length;
@@ -13,70 +13,44 @@ async function inflate(text) {
 
 const unpacked = new Map();
 
-// A layer of a side, as a promise.
-function layerOf(side, layer) {
-  const key = page.sides.indexOf(side) * page.layers.length + layer;
-  if (!unpacked.has(key)) unpacked.set(key, inflate(side.layers[layer]).then((bytes) => planes(bytes, side.patterns[layer])));
-  return unpacked.get(key);
+// What tokens of a head read, as a promise; null for a head of which the page has words only.
+function readsOf(number) {
+  if (page.heads[number].data === null) return Promise.resolve(null);
+  if (!unpacked.has(number)) unpacked.set(number, inflate(page.heads[number].data).then(planes));
+  return unpacked.get(number);
 }
 
-function planes(bytes, pattern) {
+function planes(bytes) {
   let next = 0;
   const plane = () => bytes.subarray(next * TOKENS, ++next * TOKENS);
-  const several = (count) => Array.from({ length: count }, plane);
-  const groups = several(pattern.groups);
-  const reads = pattern.reads === null ? groups : several(pattern.reads); // what a token attends to
-  const [confidence, near, sink, lost] = several(4);
-  const targets = () => Array.from({ length: page.targets }, () => several(3));
-  const far = targets();
-  const gone = targets();
   const root = (byte) => (byte / 255) ** 2;
-  const list = (of, token) =>
-    of
-      .map(([low, high, weight]) => ({ token: token - low[token] - 256 * high[token], weight: root(weight[token]) }))
-      .filter((target) => target.weight > 0);
+  const [groups, far, lost] = [plane(), plane(), plane()];
+  const targets = Array.from({ length: page.targets }, () => [plane(), plane(), plane(), plane()]);
   return {
-    first: groups[0],
-    groups: (token) => groups.map((plane) => plane[token]),
-    has: (token, group) => groups.some((plane) => plane[token] === group),
-    window: pattern.window,
-    denseBelow: pattern.denseBelow,
-    shared: (one, other) => reads.map((plane) => plane[one]).filter((g) => groups.some((plane) => plane[other] === g)),
-    second: groups[1],
-    confidence: (token) => confidence[token] / 255,
-    near: (token) => root(near[token]),
-    sink: (token) => root(sink[token]),
+    group: (token) => groups[token],
+    far: (token) => root(far[token]),
     lost: (token) => root(lost[token]),
-    far: (token) => list(far, token),
-    gone: (token) => list(gone, token),
+    targets: (token) =>
+      targets
+        .map(([low, high, weight, dense]) => ({
+          token: token - low[token] - 256 * high[token],
+          weight: root(weight[token]),
+          dense: root(dense[token]),
+        }))
+        .filter((target) => target.weight > 0 || target.dense > 0),
   };
 }
 
-// Why token i attends to token j: the definition, as focus_hf/attention/mask.py has it. Empty: it does not.
-function reasons(side, view, i, j) {
-  if (j > i || windowOf[i] !== windowOf[j]) return [];
-  const start = page.starts[windowOf[i]];
-  const found = [];
-  if (i - j <= view.window) found.push("local");
-  if (j - start < side.sinks) found.push("sink");
-  if (i - start < view.denseBelow) found.push("dense start");
-  const shared = view.shared(i, j);
-  if (shared.length) found.push(`shares group ${shared.join(" and ")}`);
-  return found;
-}
-
-async function lossesOf(text) {
-  const bytes = await inflate(text);
-  const whole = new Uint16Array(bytes.buffer, bytes.byteOffset, TOKENS);
-  return Float32Array.from(whole, (value) => (value === 65535 ? NaN : value / 1000));
-}
+// In which band of distance a far token is.
+const bandOf = (distance) => page.bandStarts.findLastIndex((start, band) => band === 0 || distance > start);
 
 const NAMED = { " ": "␣", "\n": "⏎", "\t": "⇥" };
 
-// A token by itself, with its spaces to be seen.
+// A token by itself; one that is nothing but space as signs.
 function shown(token) {
   const text = page.tokens[token];
-  return text === "" ? "·" : text.replace(/[ \n\t]/g, (character) => NAMED[character]);
+  if (text === "") return "·";
+  return text.trim() || text.replace(/[ \n\t]/g, (character) => NAMED[character]);
 }
 
 // A token's place in running text, on one line.
@@ -93,11 +67,19 @@ function around(token, before, after) {
 
 const number = (value) => value.toLocaleString("en");
 const percent = (share) => `${(100 * share).toFixed(share < 0.0995 ? 1 : 0)} %`;
+const title = (head) => `Layer ${head.layer}${head.head === null ? "" : `, head ${head.head}`}`;
 
 // An element with a class and children; strings become text, never markup.
 function make(tag, className, ...children) {
   const element = document.createElement(tag);
   if (className) element.className = className;
   element.append(...children.filter((child) => child !== null));
+  return element;
+}
+
+function button(className, press, ...children) {
+  const element = make("button", className, ...children);
+  element.type = "button";
+  element.addEventListener("click", press);
   return element;
 }

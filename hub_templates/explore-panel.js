@@ -1,139 +1,85 @@
-// What is known about one token, and about the groups of a layer.
+// What one token reads, and the groups of a head.
 
-function badge(side, layer, group) {
-  const colour = side.colours[layer][group];
-  const ring = colour >= PALETTE ? ` r${Math.floor(colour / PALETTE) % 4}` : "";
-  return make("span", `badge g${colour % PALETTE}${ring}`, String(group));
+function badge(head, group) {
+  const place = head.groups.findIndex((one) => one.group === group);
+  return make("i", `badge ${place < 0 ? "grey" : `g${place}`}`);
 }
 
-function groupLabel(side, layer, group) {
-  const label = side.notes[layer]?.[group]?.label;
-  return label && label !== "mixed" ? label : null;
-}
+const nameOf = (head, group) => head.groups.find((one) => one.group === group)?.name ?? "another group";
 
-function tokenPanel(token, layer, panes, losses, jump) {
+function tokenPanel(token, head, reads, jump) {
   const window = windowOf[token];
   const place = `token ${number(token + 1)} of ${number(TOKENS)}`;
   const inWindow =
     page.starts.length > 1 ? `, ${number(token - page.starts[window] + 1)} of window ${window + 1}` : "";
-  const parts = [
-    make("h2", "token", make("bdi", "", shown(token))),
-    make("p", "muted", place + inWindow, page.tokens[token] === "" ? ", a part of the character before it" : ""),
-  ];
-  for (const [which, pane] of panes.entries()) parts.push(sidePart(token, layer, pane, panes.length > 1 ? which : null, jump));
-  parts.push(lossPart(token, losses));
+  const whole = page.tokens[token] === "" ? ", a part of the character before it" : "";
+  const parts = [make("h2", "token", make("bdi", "", shown(token))), make("p", "muted", place + inWindow + whole)];
+  if (!reads) return [...parts, make("p", "", "The page has no tokens of this head.")];
+  parts.push(make("p", "muted", "In the group of ", badge(head, reads.group(token)), make("bdi", "", nameOf(head, reads.group(token)))));
+  const targets = reads.targets(token);
+  const read = targets.filter((target) => target.weight > 0);
+  const lost = targets.filter((target) => target.weight === 0);
+  const near = `the last ${number(page.window)} tokens or the first ones`;
+  parts.push(
+    make("p", "", `${percent(reads.far(token))} of its attention is far away, the rest on ${near}.`),
+    ...cellsOf(token, head, reads, read).map((cell) => cellPart(token, cell, head, jump)),
+  );
+  const more = reads.far(token) - read.reduce((sum, target) => sum + target.weight, 0);
+  if (more >= 0.005) parts.push(make("p", "muted", `${percent(more)} more is on other far tokens.`));
+  if (lost.length)
+    parts.push(
+      make("h3", "", `Not read: ${percent(reads.lost(token))} of what dense attention would`),
+      targetList(token, lost, "lost", jump),
+    );
+  else parts.push(make("p", "muted", `Dense attention would pay ${percent(reads.lost(token))} to tokens that it does not read.`));
   return parts;
 }
 
-function sidePart(token, layer, { side, view }, which, jump) {
-  const groups = view.groups(token);
-  const names = groups.map((group) => make("span", "group", badge(side, layer, group), groupLabel(side, layer, group)));
-  const part = make(
-    "section",
-    "of-side",
-    which === null ? null : make("h3", "", make("b", "letter", "AB"[which]), " ", side.name),
-    make("p", "groups", groups.length > 1 ? "Groups " : "Group ", ...names),
-    make("p", "muted", `${percent(view.confidence(token))} sure of group ${groups[0]}`),
-    attentionBar(token, side, view),
-  );
-  const why = (target) => reasons(side, view, token, target.token).join(", ");
-  const far = view.far(token);
-  if (far.length) part.append(make("h4", "", "Far away it attends to"), targetList(token, far, why, "far", jump));
-  const gone = view.gone(token);
-  if (gone.length)
-    part.append(
-      make("h4", "", `No longer: ${percent(view.lost(token))} of the base model's attention`),
-      targetList(token, gone, () => "shares no group", "gone", jump),
-    );
-  return part;
-}
-
-function attentionBar(token, side, view) {
-  const near = view.near(token);
-  const sink = view.sink(token);
-  const shares = [
-    [`within ${view.window} tokens`, near, "near"],
-    ["sinks", sink, "sink"],
-    ["shared group", Math.max(0, 1 - near - sink), "shared"],
-  ].filter(([, share], place) => place === 0 || share >= 0.0005);
-  const bar = make("div", "mass");
-  bar.setAttribute("aria-hidden", "true");
-  const list = make("ul", "masses");
-  for (const [name, share, className] of shares) {
-    const piece = make("i", className);
-    piece.style.flexGrow = share;
-    bar.append(piece);
-    list.append(make("li", "", make("i", className), `${name} ${percent(share)}`));
+// Tokens that are read, by group and distance, those with most weight first.
+function cellsOf(token, head, reads, targets) {
+  const cells = new Map();
+  for (const target of targets) {
+    const [group, band] = [reads.group(target.token), bandOf(token - target.token)];
+    const key = `${group} ${band}`;
+    if (!cells.has(key)) cells.set(key, { group, band, weight: 0, targets: [] });
+    cells.get(key).targets.push(target);
+    cells.get(key).weight += target.weight;
   }
-  return make("div", "", bar, list);
+  return [...cells.values()].sort((one, two) => two.weight - one.weight);
 }
 
-function targetList(token, targets, why, className, jump) {
+function cellPart(token, { group, band, weight, targets }, head, jump) {
+  return make(
+    "section",
+    "cell",
+    make("h3", "", badge(head, group), make("bdi", "", nameOf(head, group)), make("span", "muted", ` ${page.bands[band]} · ${percent(weight)}`)),
+    targetList(token, targets, "read", jump),
+  );
+}
+
+function targetList(token, targets, className, jump) {
   const list = make("ul", `targets ${className}`);
   for (const target of targets) {
     const [before, itself, after] = around(target.token, 5, 5);
-    const facts = `${number(token - target.token)} back · ${percent(target.weight)} · ${why(target)}`;
-    const button = make(
-      "button",
-      "",
-      make("span", "context", make("bdi", "", before, make("b", "", itself), after)),
-      make("span", "muted", facts),
-    );
-    button.type = "button";
-    button.addEventListener("click", () => jump(target.token));
-    list.append(make("li", "", button));
+    const weights = [target.weight ? `reads ${percent(target.weight)}` : null, `dense ${target.dense ? percent(target.dense) : "under 0.5 %"}`];
+    const facts = [`${number(token - target.token)} back`, ...weights.filter((text) => text !== null)].join(" · ");
+    const context = make("span", "context", make("bdi", "", before, make("b", "", itself), after));
+    list.append(make("li", "", button("", () => jump(target.token), context, make("span", "muted", facts))));
   }
   return list;
 }
 
-function lossPart(token, losses) {
-  const values = losses.map(([name, of]) => [name, of[token]]).filter(([, loss]) => !Number.isNaN(loss));
-  if (!values.length) return make("p", "muted", "The first token of a window is not predicted.");
-  const told = values.map(([name, loss]) => `${name} ${loss.toFixed(2)}`).join(", ");
-  return make("p", "muted", `Surprise in nats: ${told}`);
-}
-
-// Groups of a layer: number, label, share, typical tokens. Pressing one shows only its tokens.
-function legendOf(side, layer, view, heading, chosen, choose) {
-  const counts = new Array(side.groups).fill(0);
-  for (const group of view.first) counts[group]++;
-  const notes = side.notes[layer];
-  const order = [...counts.keys()].sort((one, two) => side.colours[layer][one] - side.colours[layer][two]);
+// The groups that matter, by name and size; pressing one shows only its tokens.
+function legendOf(head, chosen, choose) {
   const list = make("ul", "legend");
-  for (const group of order) {
-    const colour = side.colours[layer][group];
-    const here = counts[group] / TOKENS;
-    const typical = notes ? notes[group].tokens : frequent(view, group);
-    const shares = notes ? `${percent(notes[group].share)}, here ${percent(here)}` : percent(here);
-    const overlap = side.overlaps[layer]?.[group];
-    const button = make(
-      "button",
-      "",
-      badge(side, layer, group),
-      make("span", "label", notes ? notes[group].label : `group ${group}`),
-      make("span", "share", shares),
-      overlap === undefined ? null : make("span", "match", matched(colour, overlap)),
-      make("span", "typical", ...typical.map((text) => make("bdi", "", text))),
-    );
-    button.type = "button";
-    button.dataset.colour = colour;
-    button.setAttribute("aria-pressed", String(chosen === colour));
-    button.addEventListener("click", () => choose(chosen === colour ? null : colour));
-    list.append(make("li", "", button));
+  for (const [place, group] of head.groups.entries()) {
+    const facts = `${percent(group.size)} of the tokens, ${percent(group.weight)} of what is read far away, ${group.distance}`;
+    const typical = group.tokens.map((text) => make("bdi", "", text.trim() || text.replace(/[ \n\t]/g, (c) => NAMED[c])));
+    const entry = button("", () => choose(place), badge(head, group.group), make("bdi", "label", group.name), make("span", "muted", facts), make("span", "typical", ...typical));
+    entry.setAttribute("aria-pressed", String(chosen === place));
+    list.append(make("li", "", entry));
   }
-  return [heading ? make("h3", "", heading) : null, list].filter(Boolean);
-}
-
-function matched(colour, overlap) {
-  if (overlap < 0) return "new: no counterpart in A";
-  return overlap < 0.5 ? `new: ${percent(overlap)} overlap with ${colour} of A` : `is ${colour} of A, overlap ${percent(overlap)}`;
-}
-
-// Without a report: the group's most frequent tokens on this page.
-function frequent(view, group) {
-  const counts = new Map();
-  for (let token = 0; token < TOKENS; token++)
-    if (view.first[token] === group && page.tokens[token].trim() !== "")
-      counts.set(shown(token), (counts.get(shown(token)) ?? 0) + 1);
-  return [...counts].sort((one, two) => two[1] - one[1]).slice(0, 6).map(([text]) => text);
+  const size = head.groups.reduce((sum, group) => sum + group.size, 0);
+  const rest = head.groups.length ? `All other groups, ${percent(1 - size)} of the tokens, are grey.` : "No group is read more than its size would make it.";
+  return [list, make("p", "muted", rest)];
 }

@@ -1,77 +1,57 @@
-// The text, once for every side: one span for each token, whose classes say its colour and its part in what is shown.
-
-const PALETTE = 8; // colours; groups beyond repeat them with another underline
+// The text: one span for each token, whose classes say its group, or what the chosen token reads.
 
 // The spaces before a token's first character that can be seen.
 const before = (text) => (text.trim() === "" ? "" : text.match(/^ */)[0]);
 
-class Pane {
-  constructor(side, number) {
-    this.side = side;
+const WEIGHTS = [0.01, 0.03, 0.08, 0.2]; // from which a token that is read is a shade darker
+
+class Text {
+  constructor(element) {
+    this.element = element;
     this.spans = page.tokens.map((_, token) => this.span(token));
-    this.text = make("div", "text");
-    this.text.setAttribute("role", "group");
-    this.text.setAttribute("aria-label", `Text, ${side.name}`);
     let window = -1;
     for (const [token, span] of this.spans.entries()) {
       if (windowOf[token] !== window) {
         window = windowOf[token];
-        if (window > 0) this.text.append(make("span", "break", `window ${window + 1}, read from scratch`));
+        if (window > 0) element.append(make("span", "break", `window ${window + 1}, read from scratch`));
       }
       // The space before a word stays outside, so that a line does not begin or end with a bit of colour.
-      this.text.append(before(page.tokens[token]), span);
+      element.append(before(page.tokens[token]), span);
     }
-    const heading = make("h2", "", page.sides.length > 1 ? make("b", "letter", "AB"[number]) : "", " ", side.name);
-    this.fact = make("p", "fact");
-    this.element = make("section", "pane", make("div", "head", heading, this.fact), this.text);
-    this.marked = [];
+    this.spans[0].tabIndex = 0;
   }
 
   span(token) {
     const text = page.tokens[token];
-    const span = document.createElement("span");
-    span.textContent = text.slice(before(text).length).replaceAll("\n", "⏎\n");
+    const span = make("span", "t", text.slice(before(text).length).replaceAll("\n", "⏎\n"));
     span.dataset.token = token;
     span.tabIndex = -1;
     return span;
   }
 
-  // Give every token its classes: a layer's groups; pale where not to be looked at.
-  paint(layer, view, { kept, colour, numbers }) {
-    this.view = view;
-    const colours = this.side.colours[layer];
-    const isIn = (token) => view.groups(token).some((group) => colours[group] === colour);
-    const isOff = (token) =>
-      (colour !== null && !isIn(token)) ||
-      (kept !== null && kept !== token && reasons(this.side, view, kept, token).length === 0);
-    this.marked = [];
-    for (const [token, span] of this.spans.entries()) {
-      const group = colours[view.first[token]];
-      let name = `t g${group % PALETTE}`;
-      if (group >= PALETTE) name += ` r${Math.floor(group / PALETTE) % 4}`;
-      if (view.second) name += ` s${colours[view.second[token]] % PALETTE}`;
-      if (view.confidence(token) < 0.5) name += " unsure";
-      if (page.tokens[token].trim() === "") name += page.tokens[token] ? " blank" : " part";
-      if ((kept !== null || colour !== null) && isOff(token)) name += " off";
+  // Give every token its classes.
+  paint(head, reads, { token, colour }) {
+    const colours = new Map(head.groups.map(({ group }, place) => [group, place]));
+    const targets = new Map(reads && token !== null ? reads.targets(token).map((target) => [target.token, target]) : []);
+    for (const [place, span] of this.spans.entries()) {
+      const own = reads ? colours.get(reads.group(place)) : undefined;
+      let name = "t";
+      if (page.tokens[place].trim() === "") name += page.tokens[place] ? " blank" : " part";
+      if (token === null) name += own === undefined || (colour !== null && colour !== own) ? " rest" : ` g${own}`;
+      else if (place === token) name += " current";
+      else if (!targets.has(place)) name += " rest";
+      else if (targets.get(place).weight === 0) name += " lost";
+      else name += ` w${WEIGHTS.filter((least) => targets.get(place).weight >= least).length}`;
       if (span.className !== name) span.className = name;
-      if (numbers) span.dataset.groups = view.groups(token).join(" ");
     }
-    this.text.classList.toggle("numbered", numbers);
-    this.fact.textContent = `${percent(this.side.pairs[layer])} of the pairs in this layer`;
   }
 
-  // Frame a token and those that matter to it.
-  mark(token) {
-    for (const [span, name] of this.marked) span.classList.remove(name);
-    this.marked = [];
-    if (token === null) return;
-    const add = (where, name) => {
-      this.spans[where].classList.add(name);
-      this.marked.push([this.spans[where], name]);
-    };
-    add(token, "current");
-    for (const target of this.view.far(token)) add(target.token, "far");
-    for (const target of this.view.gone(token)) add(target.token, "gone");
+  // Move the keyboard to a token: one token at a time can be reached with Tab.
+  focus(token) {
+    this.element.querySelector('[tabindex="0"]').tabIndex = -1;
+    this.spans[token].tabIndex = 0;
+    this.spans[token].focus({ preventScroll: true });
+    this.spans[token].scrollIntoView({ block: "nearest" });
   }
 
   // The token in the next line up or down that is nearest to this one.

@@ -1,103 +1,83 @@
 // What the page shows now, and what people do to it.
 
-const state = { layer: 0, token: null, kept: false, colour: null, numbers: false };
+const state = { head: page.order[0], token: null, colour: null };
 const find = (id) => document.getElementById(id);
-const panes = page.sides.map((side, number) => new Pane(side, number));
-let losses = [];
-let here = null; // the place of the token in the strip
-let asked = 0; // of several layers asked for in a row only the last one is painted
+const text = new Text(find("text"));
+const map = new HeadMap(find("map"), (place) => setHead(place));
+let asked = 0; // of several heads asked for in a row only the last one is painted
 
 async function paint() {
   const ticket = ++asked;
-  const views = await Promise.all(page.sides.map((side) => layerOf(side, state.layer)));
+  const head = page.heads[state.head];
+  const reads = await readsOf(state.head);
   if (ticket !== asked) return;
-  const kept = state.kept ? state.token : null;
-  panes.forEach((pane, number) => pane.paint(state.layer, views[number], { ...state, kept }));
-  mark();
-}
-
-function mark() {
-  const { token } = state;
-  for (const pane of panes) pane.mark(token);
-  if (here) {
-    const place = token === null ? -9 : (1000 * (token + 0.5)) / TOKENS;
-    here.setAttribute("x1", place);
-    here.setAttribute("x2", place);
-  }
+  text.paint(head, reads, state);
+  find("legend").lastElementChild.replaceChildren(...legendOf(head, state.colour, isolate));
   const panel = find("panel");
-  panel.hidden = token === null;
-  if (token === null) return;
-  const close = make("button", "close", "×");
-  close.type = "button";
-  close.setAttribute("aria-label", "Close");
-  close.addEventListener("click", clear);
-  panel.replaceChildren(close, ...tokenPanel(token, state.layer, panes, losses, (to) => go(to)));
+  panel.hidden = false;
+  if (state.token === null) panel.replaceChildren(...hint(head, reads));
+  else {
+    const close = button("close", clear, "×");
+    close.setAttribute("aria-label", "Close");
+    panel.replaceChildren(close, ...tokenPanel(state.token, head, reads, show));
+  }
+  panel.classList.toggle("sheet", state.token !== null);
 }
 
-function legend() {
-  const heads = panes.map((pane, number) => (page.sides.length > 1 ? `${"AB"[number]}: ${pane.side.name}` : null));
-  // Two top_k of one adapter have the same groups.
-  const of = page.sides.length > 1 && page.sides[1].overlaps.length ? panes : panes.slice(0, 1);
-  const parts = of.map(({ side, view }, number) =>
-    make("div", "", ...legendOf(side, state.layer, view, of.length > 1 ? heads[number] : null, state.colour, isolate)),
-  );
-  const source = page.sides[0].notes.length ? "Labels and shares are from the adapter's report." : "Shares on this page.";
-  find("legend").lastElementChild.replaceChildren(...parts, make("p", "muted", source));
+// What to do first, with a token at which there is much to see.
+function hint(head, reads) {
+  if (!reads) return [make("p", "", "This head has less to show than others: the page has no room for its tokens.")];
+  const coloured = new Set(head.groups.map(({ group }) => group));
+  const worth = (token) =>
+    reads.targets(token).reduce((sum, target) => sum + (coloured.has(reads.group(target.token)) ? target.weight : 0), 0);
+  let [best, most] = [null, 0];
+  for (let token = 0; token < TOKENS; token++) {
+    const value = page.tokens[token].trim() === "" ? 0 : worth(token);
+    if (value > most) [best, most] = [token, value];
+  }
+  const facts = make("p", "", `${percent(head.far)} of this head's attention goes further back than ${number(page.window)} tokens. It attends to ${percent(head.pairs)} of all pairs.`);
+  if (best === null) return [facts];
+  const start = button("start", () => show(best), "For example ", make("bdi", "", `“${shown(best)}”`), make("span", "muted", `, token ${number(best + 1)}`));
+  return [facts, make("p", "", "Click a token to see what it reads. "), start];
 }
 
-async function setLayer(layer) {
-  state.layer = Math.max(0, Math.min(page.layers.length - 1, layer));
-  find("layer").value = state.layer;
-  const name = page.layers[state.layer];
-  find("layer").setAttribute("aria-valuetext", `${state.layer}, ${name}`);
-  find("layer-name").replaceChildren(make("b", "", String(state.layer)), make("span", "muted", ` ${name}`));
+async function setHead(place) {
+  [state.head, state.colour] = [place, null];
+  const head = page.heads[place];
+  map.mark(place);
+  find("words").replaceChildren(make("b", "", title(head)), " ", make("bdi", "", head.words), ".");
+  const rank = page.order.indexOf(place);
+  find("before").disabled = rank === 0;
+  find("after").disabled = rank === page.order.length - 1;
   await paint();
-  legend();
 }
 
-async function isolate(colour) {
-  state.colour = colour;
-  await paint();
-  const focused = document.activeElement?.dataset?.colour;
-  legend();
-  if (focused !== undefined) document.querySelector(`#legend [data-colour="${focused}"]`)?.focus();
+const step = (by) => {
+  const place = page.order[page.order.indexOf(state.head) + by];
+  if (place !== undefined) setHead(place);
+};
+
+function isolate(place) {
+  state.colour = state.colour === place ? null : place;
+  state.token = null;
+  const inLegend = find("legend").contains(document.activeElement);
+  return paint().then(() => inLegend && find("legend").querySelectorAll("button")[place]?.focus());
 }
 
-function look(token) {
-  state.token = token;
-  mark();
-}
-
-function keep(token, isKept) {
-  state.token = token;
-  state.kept = isKept;
-  say(token);
-  return paint();
+// Show what a token reads.
+function show(token) {
+  [state.token, state.colour] = [token, null];
+  text.focus(token);
+  return paint().then(async () => {
+    const reads = await readsOf(state.head);
+    const far = reads ? `${percent(reads.far(token))} of its attention is far away` : "";
+    find("live").textContent = `${shown(token)}: ${far}`;
+  });
 }
 
 function clear() {
-  [state.token, state.kept, state.colour] = [null, false, null];
-  paint().then(legend);
-}
-
-function say(token) {
-  const said = panes.map(({ side, view }) => {
-    const group = view.first[token];
-    const label = groupLabel(side, state.layer, group);
-    return `group ${group}${label ? ` ${label}` : ""}, ${percent(view.confidence(token))} sure`;
-  });
-  find("live").textContent = `${shown(token)}: ${said.join("; ")}`;
-}
-
-// Move the keyboard to a token: one token at a time can be reached with Tab.
-function go(token, pane = panes.find((one) => one.text.contains(document.activeElement)) ?? panes[0]) {
-  for (const one of panes) one.text.querySelectorAll('[tabindex="0"]').forEach((span) => (span.tabIndex = -1));
-  for (const one of panes) one.spans[token].tabIndex = 0;
-  pane.spans[token].focus({ preventScroll: true });
-  for (const one of panes) one.spans[token].scrollIntoView({ block: "nearest" });
-  if (state.kept) keep(token, true);
-  else look(token);
-  say(token);
+  [state.token, state.colour] = [null, null];
+  return paint();
 }
 
 const tokenAt = (target) => {
@@ -105,66 +85,43 @@ const tokenAt = (target) => {
   return span ? Number(span.dataset.token) : null;
 };
 
-function listen(pane) {
-  pane.text.addEventListener("pointerover", (event) => {
-    const token = tokenAt(event.target);
-    if (token !== null && event.pointerType === "mouse" && !state.kept && token !== state.token) look(token);
-  });
-  pane.text.addEventListener("pointerleave", (event) => {
-    if (event.pointerType !== "mouse" || state.kept) return;
-    const token = tokenAt(document.activeElement);
-    look(token);
-  });
-  pane.text.addEventListener("click", (event) => {
-    const token = tokenAt(event.target);
-    if (token === null || !getSelection().isCollapsed) return;
-    const isKept = !(state.kept && state.token === token);
-    state.kept = false;
-    go(token, pane);
-    keep(token, isKept);
-  });
-  pane.text.addEventListener("keydown", (event) => {
-    const token = tokenAt(event.target);
-    if (token === null || event.ctrlKey || event.metaKey || event.altKey) return;
-    const moves = {
-      ArrowLeft: () => token - 1,
-      ArrowRight: () => token + 1,
-      ArrowUp: () => pane.vertical(token, -1),
-      ArrowDown: () => pane.vertical(token, 1),
-      Home: () => 0,
-      End: () => TOKENS - 1,
-    };
-    if (event.key in moves) go(Math.max(0, Math.min(TOKENS - 1, moves[event.key]())), pane);
-    else if (event.key === "Enter" || event.key === " ") keep(token, !(state.kept && state.token === token));
-    else return;
-    event.preventDefault();
-  });
-  // Texts that scroll by themselves (on a phone) scroll together.
-  pane.text.addEventListener("scroll", () => {
-    for (const other of panes)
-      if (other !== pane && other.text.scrollTop !== pane.text.scrollTop) other.text.scrollTop = pane.text.scrollTop;
-  });
-}
+text.element.addEventListener("click", (event) => {
+  const token = tokenAt(event.target);
+  if (token === null || !getSelection().isCollapsed) return;
+  if (token === state.token) clear();
+  else show(token);
+});
 
-function toggleNumbers() {
-  state.numbers = !state.numbers;
-  find("numbers").setAttribute("aria-pressed", String(state.numbers));
-  paint();
-}
+text.element.addEventListener("keydown", (event) => {
+  const token = tokenAt(event.target);
+  if (token === null || event.ctrlKey || event.metaKey || event.altKey) return;
+  const moves = {
+    ArrowLeft: () => token - 1,
+    ArrowRight: () => token + 1,
+    ArrowUp: () => text.vertical(token, -1),
+    ArrowDown: () => text.vertical(token, 1),
+    Home: () => 0,
+    End: () => TOKENS - 1,
+  };
+  if (event.key in moves) {
+    const to = Math.max(0, Math.min(TOKENS - 1, moves[event.key]()));
+    if (state.token === null) text.focus(to);
+    else show(to);
+  } else if (event.key === "Enter" || event.key === " ") token === state.token ? clear() : show(token);
+  else return;
+  event.preventDefault();
+});
 
 document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey) return;
   if (event.key === "Escape") clear();
-  else if (event.key === "[") setLayer(state.layer - 1);
-  else if (event.key === "]") setLayer(state.layer + 1);
-  else if (event.key === "n") toggleNumbers();
-  else if (/^[0-9]$/.test(event.key) && Number(event.key) < page.sides[0].groups)
-    isolate(state.colour === Number(event.key) ? null : Number(event.key));
+  else if (event.key === "[") step(-1);
+  else if (event.key === "]") step(1);
+  else if (/^[1-8]$/.test(event.key) && Number(event.key) <= page.heads[state.head].groups.length) isolate(Number(event.key) - 1);
 });
 
-find("layer").max = page.layers.length - 1;
-find("layer").addEventListener("input", (event) => setLayer(Number(event.target.value)));
-find("numbers").addEventListener("click", toggleNumbers);
+find("before").addEventListener("click", () => step(-1));
+find("after").addEventListener("click", () => step(1));
 find("keys").addEventListener("click", () => {
   find("help").hidden = !find("help").hidden;
   find("keys").setAttribute("aria-expanded", String(!find("help").hidden));
@@ -175,26 +132,16 @@ async function start() {
     find("about").textContent = "This browser is too old for this page: it cannot unpack its data.";
     return;
   }
-  const left = page.leftOut ? `, the first of ${number(TOKENS + page.leftOut)}` : "";
-  const windows = page.starts.length > 1 ? `, in ${page.starts.length} windows that are read from scratch` : "";
-  const what = page.sides.map((side) => side.name).join(" and ");
-  find("about").append(make("b", "", what), " on ", make("bdi", "", page.text || "a text"));
-  find("about").append(`: ${number(TOKENS)} tokens${left}${windows}.`);
-  for (const pane of panes) {
-    find("texts").append(pane.element);
-    pane.spans[0].tabIndex = 0;
-    listen(pane);
-  }
+  const { dense, focus } = page.perplexity;
+  const left = page.leftOut ? ` of ${number(TOKENS + page.leftOut)}` : "";
+  const windows = page.starts.length > 1 ? ` in ${page.starts.length} windows that are read from scratch` : "";
+  find("about").append(make("b", "", make("bdi", "", page.adapter)), " on ", make("bdi", "", page.text || "a text"), `, ${number(TOKENS)} tokens${left}${windows}. `);
+  find("about").append(`With ${page.setting} the routed heads attend to ${percent(page.pairs)} of the pairs`);
+  find("about").append(dense === null ? "." : `; perplexity here ${focus.toFixed(2)}, dense ${dense.toFixed(2)}.`);
+  find("scale").append(...scaleOf());
   if (matchMedia("(max-width: 60rem)").matches) find("legend").open = false;
-  await setLayer(Math.floor(page.layers.length / 2));
+  await setHead(state.head);
   document.documentElement.dataset.ready = "yes";
-  const all = [["dense", page.dense], ...page.sides.map((side) => [side.name, side])];
-  losses = await Promise.all(
-    all.map(async ([name, of]) => [name, await lossesOf(of.losses), of.perplexity]),
-  );
-  const parts = stripOf(losses, (token) => go(token));
-  here = parts.pop() ?? null;
-  find("strip").append(...parts);
 }
 
 start();

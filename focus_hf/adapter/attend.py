@@ -57,7 +57,7 @@ def routed_attention(call: Call, asked: Asked) -> Tensor:
 def tell_attention(call: Call, problem: Problem) -> None:
     """Tell who observes attention of a call."""
     for observer in call.router.attention_observers:
-        seen = Seen(call.router, problem.query, problem.key, problem.value, problem.scores.scale, problem.who)
+        seen = Seen(call.router, problem.query, problem.key, problem.value, problem.scores, problem.who)
         observer(seen)
 
 

@@ -7,16 +7,16 @@ from typing import Annotated, Any
 
 import typer
 
-from .app import app, numbers, progress_bars, show
+from .app import app, progress_bars, show
 from .flags import Adapter, Device, DeviceMap, Dtype, Revision
 
 
-@app.command(epilog="Example: focus-hf explore --adapter my-adapter --text notes.txt --top-k 1,2 --out explorer.html")
+@app.command(epilog="Example: focus-hf explore --adapter my-adapter --text notes.txt --pairs 0.15 --out explorer.html")
 def explore(
     adapter: Adapter,
     text: Annotated[list[Path] | None, typer.Option(help="Text files.", exists=True, dir_okay=False)] = None,
-    against: Annotated[str | None, typer.Option(help="Another adapter of the same base, for the other side.")] = None,
-    top_k: Annotated[str | None, typer.Option(help="Groups per token; two with a comma are two sides.")] = None,
+    pairs: Annotated[float | None, typer.Option(help="Share of the pairs to attend to (routing by cells).")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Groups per token (shared routing).")] = None,
     model: Annotated[
         str | None, typer.Option("--model", "--base", help="Base model, if not the one that the adapter names.")
     ] = None,
@@ -24,7 +24,7 @@ def explore(
     device: Device = "cpu",
     device_map: DeviceMap = None,
     dtype: Dtype = "auto",
-    max_tokens: Annotated[int, typer.Option(help="Tokens shown.", min=1)] = 5000,
+    max_tokens: Annotated[int, typer.Option(help="Tokens shown.", min=1)] = 1500,
     seq_len: Annotated[
         int | None, typer.Option(help="Tokens read at a time; as many as the model has positions by default.", min=2)
     ] = None,
@@ -32,7 +32,7 @@ def explore(
     space: Annotated[Path | None, typer.Option(help="Folder that becomes a static Space.", file_okay=False)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print facts about the page as JSON.")] = False,
 ) -> None:
-    """Write a page that shows groups and far attention of every token: one HTML file, nothing else needed."""
+    """Write a page that shows what each head reads far away, token by token: one HTML file, nothing else needed."""
     from ..explore.command import run_explore
 
     with progress_bars() as progress:
@@ -40,8 +40,8 @@ def explore(
             adapter,
             [str(path) for path in text or ()],
             progress=progress,
-            against=against,
-            top_ks=numbers("--top-k", top_k) if top_k else (),
+            pairs=pairs,
+            top_k=top_k,
             base=model,
             revision=revision,
             device=device,
@@ -58,8 +58,8 @@ def explore(
 def _told(facts: dict[str, Any]) -> str:
     cut = f", {facts['left_out']:,} more left out" if facts["left_out"] else ""
     lines = [
-        f"Wrote {facts['page']}: {facts['tokens']:,} tokens{cut}, {facts['layers']} layers, "
-        f"{facts['bytes'] / 1e6:.2f} MB. Open it in a browser."
+        f"Wrote {facts['page']}: {facts['tokens']:,} tokens{cut}, {facts['bytes'] / 1e6:.2f} MB.",
+        f"Open it in a browser. It opens at {facts['first']}.",
     ]
     if facts["space"] is not None:
         lines.append(f"{facts['space']} is a static Space: hf upload ORG/NAME {facts['space']} . --repo-type space")

@@ -1,19 +1,8 @@
-"""A page to look at an adapter with: what every token's group is, what it attends to far away, and what no longer."""
+"""A page to look at an adapter with: what each head reads far away, in words and token by token."""
 
-from .data import ExplorerData, GroupNote, LayerView, Side
+from .data import ExplorerData, Head
 from .page import Page, render, write
-from .run import Subject, explore
+from .read import explore
 from .space import write_space
 
-__all__ = [
-    "ExplorerData",
-    "GroupNote",
-    "LayerView",
-    "Page",
-    "Side",
-    "Subject",
-    "explore",
-    "render",
-    "write",
-    "write_space",
-]
+__all__ = ["ExplorerData", "Head", "Page", "explore", "render", "write", "write_space"]

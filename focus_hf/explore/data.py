@@ -1,122 +1,73 @@
-"""What the page shows, as arrays: tokens, and for every side and layer the groups and the attention that matters."""
+"""What the page shows, as arrays: tokens, and for every head what they read."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
 from ..attention import Pattern
 
-#: Distant tokens kept of each token and layer, of those attended and of those lost. The page shows as many as fit.
-TARGETS = 4
+#: Far tokens kept of each token and head; the page shows as many as fit.
+TARGETS = 8
 
 #: Distances are packed as 16 bits.
 LONGEST_WINDOW = 65_535
 
 
 @dataclass
-class LayerView:
-    """One layer of one side, or one head of it that routes by itself, for all ``T`` tokens of the page.
+class Head:
+    """One key/value head, or a layer whose heads share their groups, for all ``T`` tokens of the page.
 
-    Attention weights are means over the heads that share the groups. *Far* is further back than the local window.
+    Weights are means over the query heads. *Far* is further back than the local window, and no sink. *Read* are the
+    pairs that the adapter attends to; *dense* is the same head's attention with the same queries and keys, to all.
 
     Args:
-        groups: uint8 ``(T, k)``, the token's groups, the most probable one first.
-        confidence: float32 ``(T,)``, probability of that one.
-        near, sink: float32 ``(T,)``, attention to the local window, and to sinks beyond it. The rest goes to far
-            tokens of a shared group (or below ``dense_below``).
-        far_distance: int32 ``(T, TARGETS)``, how far back the most attended far tokens are; 0 for none.
-        far_weight: float32 ``(T, TARGETS)``, their weights, falling.
-        lost: float32 ``(T,)``, attention that the base model pays to tokens which are not attended here.
-        lost_distance, lost_weight: the same for those tokens, with the base model's weights.
-        pattern: window, sinks, dense start.
-        reads: uint8 ``(T, r)``, the groups whose keys the token attends to; ``None`` where they are its own.
+        name: of the attention module.
+        layer: its index.
+        head: which; ``None`` for all heads of the layer.
+        groups: uint8 ``(T,)``, each token's group as it is read by others.
+        far: float32 ``(T,)``, share of the attention that is far.
+        lost: float32 ``(T,)``, share of dense attention on tokens that are not read.
+        distance: int32 ``(T, TARGETS)``, how far back the far tokens with most weight are, read or dense; 0 for none.
+        weight, dense: float32 ``(T, TARGETS)``, their weights; ``weight`` is 0 where they are not read.
+        by_cell: float64 ``(K, bands)``, far attention by group and distance, summed over tokens.
+        places: float64 ``(K, bands)``, pairs that there are.
+        reach: mean distance of its attention in tokens, sinks left out.
         pairs: pairs attended over pairs possible.
     """
 
+    name: str
+    layer: int
+    head: int | None
     groups: np.ndarray
-    confidence: np.ndarray
-    near: np.ndarray
-    sink: np.ndarray
-    far_distance: np.ndarray
-    far_weight: np.ndarray
+    far: np.ndarray
     lost: np.ndarray
-    lost_distance: np.ndarray
-    lost_weight: np.ndarray
-    pattern: Pattern
-    reads: np.ndarray | None = None
+    distance: np.ndarray
+    weight: np.ndarray
+    dense: np.ndarray
+    by_cell: np.ndarray
+    places: np.ndarray
+    reach: float = 0.0
     pairs: float = 0.0
+
+    @property
+    def title(self) -> str:
+        """For people."""
+        return f"layer {self.layer}" + ("" if self.head is None else f", head {self.head}")
 
     @classmethod
     def empty(
-        cls, tokens: int, top_k: int, pattern: Pattern, reads: int | None = None, targets: int = TARGETS
-    ) -> LayerView:
-        """All zero, to be filled window by window.
-
-        Args:
-            tokens, top_k, targets: ``T``, ``k``, ``TARGETS``.
-            pattern: see `LayerView`.
-            reads: ``r``.
-        """
-        single = [np.zeros(tokens, dtype=np.float32) for _ in range(4)]
-        distances = [np.zeros((tokens, targets), dtype=np.int32) for _ in range(2)]
-        weights = [np.zeros((tokens, targets), dtype=np.float32) for _ in range(2)]
-        return cls(
-            groups=np.zeros((tokens, top_k), dtype=np.uint8),
-            confidence=single[0],
-            near=single[1],
-            sink=single[2],
-            far_distance=distances[0],
-            far_weight=weights[0],
-            lost=single[3],
-            lost_distance=distances[1],
-            lost_weight=weights[1],
-            pattern=pattern,
-            reads=None if reads is None else np.zeros((tokens, reads), dtype=np.uint8),
-        )
-
-
-@dataclass(frozen=True)
-class GroupNote:
-    """What the adapter's own report says about a group: its label, its share of tokens, its typical tokens."""
-
-    label: str
-    share: float
-    tokens: list[str]
-
-
-@dataclass
-class Side:
-    """One adapter at one ``top_k``.
-
-    Args:
-        name: for people.
-        top_k, num_groups: groups per token and per layer.
-        pattern: window, sinks, dense start of the adapter; heads may have their own, see `LayerView`.
-        layers: in the order of `ExplorerData.layers`.
-        losses: float32 ``(T,)`` in nats, of predicting each token; NaN for the first of a window.
-        notes: for each layer the groups' notes, empty for a head that the report leaves out; empty without a report.
-        colours: for each layer and group its colour: the number of the group of the first side that it matches.
-        overlaps: for each layer and group how well it matches that group (Jaccard, -1: no counterpart); empty where
-            both sides have the same groups.
-    """
-
-    name: str
-    top_k: int
-    num_groups: int
-    pattern: Pattern
-    layers: list[LayerView]
-    losses: np.ndarray
-    notes: list[list[GroupNote]] = field(default_factory=list)
-    colours: list[list[int]] = field(default_factory=list)
-    overlaps: list[list[float]] = field(default_factory=list)
-
-    @property
-    def pairs(self) -> float:
-        """Share of pairs attended, mean over layers."""
-        return sum(layer.pairs for layer in self.layers) / len(self.layers)
+        cls, name: str, layer: int, head: int | None, *, tokens: int, groups: int, bands: int, targets: int = TARGETS
+    ) -> Head:
+        """All zero, to be filled window by window."""
+        far, lost = (np.zeros(tokens, dtype=np.float32) for _ in range(2))
+        weight, dense = (np.zeros((tokens, targets), dtype=np.float32) for _ in range(2))
+        by_cell, places = (np.zeros((groups, bands)) for _ in range(2))
+        distance = np.zeros((tokens, targets), dtype=np.int32)
+        own = np.zeros(tokens, dtype=np.uint8)
+        return cls(name, layer, head, own, far, lost, distance, weight, dense, by_cell, places)
 
 
 @dataclass
@@ -124,22 +75,37 @@ class ExplorerData:
     """Everything that is on the page.
 
     Args:
-        text: name of the text.
+        adapter, text: names for people.
+        setting: of the dial, for people.
         tokens: what each of the ``T`` tokens adds to the text; empty for one that continues a character.
         starts: where windows start. A window is read from scratch: attention does not cross.
-        layers: names of the routed attention modules; of heads that route by themselves with the head behind it.
-        sides: one or two.
-        dense_losses: float32 ``(T,)``, the base model's, see `Side.losses`.
+        pattern: window, sinks, dense start, and the bands by which distances are told.
+        heads: in order.
+        dense_losses, losses: float32 ``(T,)`` in nats, of predicting each token, by the base model and with the
+            adapter; NaN for the first of a window.
         left_out: tokens of the text that are not on the page.
     """
 
+    adapter: str
     text: str
+    setting: str
     tokens: list[str]
     starts: list[int]
-    layers: list[str]
-    sides: list[Side]
+    pattern: Pattern
+    heads: list[Head]
     dense_losses: np.ndarray
+    losses: np.ndarray
     left_out: int = 0
+
+    @property
+    def by_cells(self) -> bool:
+        """Whether each head has groups of its own."""
+        return any(head.head is not None for head in self.heads)
+
+    @property
+    def pairs(self) -> float:
+        """Share of pairs attended, mean over heads."""
+        return sum(head.pairs for head in self.heads) / len(self.heads)
 
 
 def perplexity(losses: np.ndarray) -> float:

@@ -1,13 +1,13 @@
-"""The page's data as JSON: numbers in bytes, deflated layer by layer, so that the browser unpacks only what it shows.
+"""The page's data as JSON: numbers in bytes, deflated head by head, so that the browser unpacks only what it shows.
 
-A layer is a row of byte planes of ``T`` bytes each, in this order (``n`` targets):
+A head is a row of byte planes of ``T`` bytes each, in this order (``n`` targets):
 
-- ``k`` planes: groups, the most probable one first;
-- confidence, linear; near, sink, lost, as square roots (small weights keep their precision);
-- ``n`` times low byte of the distance, high byte, weight (square root): far tokens that are attended;
-- ``n`` times the same: tokens that the base model attends to and this side does not.
+- the tokens' groups;
+- far and lost, as square roots (small weights keep their precision);
+- ``n`` times low byte of the distance, high byte, weight, weight under dense attention (square roots): far tokens.
 
-A weight of 0 is no target, whatever its distance.
+Both weights 0 is no target, whatever its distance. A page has room for so much: then fewer targets are kept of each
+token, and of the heads those with most to show; of the others it has words and numbers.
 """
 
 from __future__ import annotations
@@ -15,82 +15,106 @@ from __future__ import annotations
 import base64
 import json
 import zlib
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from .data import TARGETS, ExplorerData, GroupNote, LayerView, Side, perplexity
+from .data import TARGETS, ExplorerData, Head, perplexity
+from .words import HeadWords, head_words, told_bands
 
-#: A page stays below this size if it can: fewer targets are kept of each token.
-BUDGET = 4_800_000
+#: A page's data stays below this many characters.
+BUDGET = 1_350_000
 
-#: Losses are packed as thousandths of a nat in 16 bits; the largest number stands for "not predicted".
-LOSS_UNIT = 1000
-NOT_PREDICTED = 65_535
+#: Far tokens kept of each token where not all heads would fit otherwise.
+FEWER_TARGETS = 4
+
+#: Weights below it are left out.
+LEAST = 0.005
 
 
-def pack(data: ExplorerData, budget: int = BUDGET) -> tuple[str, int]:
-    """The page's data as JSON that can stand in a ``<script>`` element.
+@dataclass(frozen=True)
+class Packed:
+    """The data of a page.
+
+    Args:
+        text: JSON that can stand in a ``<script>`` element.
+        targets: far tokens kept of each token.
+        heads: of how many heads it shows the tokens.
+        words: of all heads.
+    """
+
+    text: str
+    targets: int
+    heads: int
+    words: list[HeadWords]
+
+
+def pack(data: ExplorerData, budget: int = BUDGET) -> Packed:
+    """The page's data as JSON, with as much in it as fits.
 
     Args:
         data: what is on the page.
-        budget: characters that it should not exceed.
-
-    Returns:
-        The JSON, and how many targets of each token are in it: as many as fit.
+        budget: characters that it should not exceed; tokens and words are always in it.
     """
-    for targets in range(TARGETS, -1, -1):
-        text = _json(data, targets)
-        if len(text) <= budget:
+    words = [head_words(head, data.tokens, data.starts, data.pattern) for head in data.heads]
+    order = sorted(range(len(words)), key=lambda number: (-words[number].interest, number))
+    room = budget - len(_json(data, words, order, {}, 0))
+    for targets in (TARGETS, FEWER_TARGETS):
+        packed = {number: pack_head(data.heads[number], targets) for number in order}
+        if sum(map(len, packed.values())) <= room:
             break
-    return text, targets
+    kept: dict[int, str] = {}
+    for number in order:
+        room -= len(packed[number])
+        if room < 0:
+            break
+        kept[number] = packed[number]
+    return Packed(_json(data, words, order, kept, targets), targets, len(kept), words)
 
 
-def _json(data: ExplorerData, targets: int) -> str:
+def _json(data: ExplorerData, words: list[HeadWords], order: list[int], packed: dict[int, str], targets: int) -> str:
+    bands = data.pattern.num_bands
     values = {
+        "adapter": data.adapter,
         "text": data.text,
+        "setting": data.setting,
         "tokens": data.tokens,
         "starts": data.starts,
         "leftOut": data.left_out,
-        "layers": data.layers,
+        "window": data.pattern.local_window,
+        "bandStarts": data.pattern.band_starts(),
+        "bands": [told_bands(band, band, data.pattern) for band in range(bands)],
+        "perplexity": {"dense": _number(perplexity(data.dense_losses)), "focus": _number(perplexity(data.losses))},
+        "pairs": round(data.pairs, 4),
         "targets": targets,
-        "dense": {"losses": pack_losses(data.dense_losses), "perplexity": _number(perplexity(data.dense_losses))},
-        "sides": [_side(side, targets) for side in data.sides],
+        "order": order,
+        "heads": [
+            {
+                "name": head.name,
+                "layer": head.layer,
+                "head": head.head,
+                "words": said.sentence,
+                "far": round(said.far, 4),
+                "reach": round(head.reach, 1),
+                "pairs": round(head.pairs, 4),
+                "groups": [
+                    {
+                        "group": group.group,
+                        "name": group.name,
+                        "tokens": group.tokens,
+                        "size": round(group.size, 4),
+                        "weight": round(group.weight, 4),
+                        "distance": group.distance,
+                    }
+                    for group in said.groups
+                ],
+                "data": packed.get(number),
+            }
+            for number, (head, said) in enumerate(zip(data.heads, words, strict=True))
+        ],
     }
     return in_script(json.dumps(values, ensure_ascii=False, allow_nan=False, separators=(",", ":")))
-
-
-def _side(side: Side, targets: int) -> dict[str, Any]:
-    return {
-        "name": side.name,
-        "topK": side.top_k,
-        "groups": side.num_groups,
-        "window": side.pattern.local_window,
-        "sinks": side.pattern.sink_tokens,
-        "denseBelow": side.pattern.dense_below,
-        "perplexity": _number(perplexity(side.losses)),
-        "losses": pack_losses(side.losses),
-        "notes": [[_note(note) for note in layer] or None for layer in side.notes],
-        "colours": side.colours,
-        "overlaps": [[round(overlap, 3) for overlap in layer] for layer in side.overlaps],
-        "patterns": [_pattern(layer) for layer in side.layers],
-        "pairs": [round(layer.pairs, 4) for layer in side.layers],
-        "layers": [pack_layer(layer, targets) for layer in side.layers],
-    }
-
-
-def _pattern(layer: LayerView) -> dict[str, Any]:
-    """How a layer, or a head, attends, and how many planes say what groups a token is in and reads."""
-    return {
-        "window": layer.pattern.local_window,
-        "denseBelow": layer.pattern.dense_below,
-        "groups": layer.groups.shape[1],
-        "reads": None if layer.reads is None else layer.reads.shape[1],
-    }
-
-
-def _note(note: GroupNote) -> dict[str, Any]:
-    return {"label": note.label, "share": round(note.share, 4), "tokens": note.tokens}
 
 
 def _number(value: float) -> float | None:
@@ -104,36 +128,17 @@ def in_script(text: str) -> str:
     return text
 
 
-def pack_layer(layer: LayerView, targets: int) -> str:
-    """A layer's planes, deflated, in base64."""
-    masses = (_root(mass) for mass in (layer.near, layer.sink, layer.lost))
-    reads: list[np.ndarray] = [] if layer.reads is None else list(layer.reads.T)
-    planes = [*layer.groups.T, *reads, _byte(layer.confidence), *masses]
-    for distance, weight in (
-        (layer.far_distance, layer.far_weight),
-        (layer.lost_distance, layer.lost_weight),
-    ):
-        for number in range(targets):
-            weights = _root(weight[:, number])
-            back = np.where(weights > 0, distance[:, number], 0).astype(np.uint16)
-            planes += [(back & 255).astype(np.uint8), (back >> 8).astype(np.uint8), weights]
-    return _deflated(np.stack(planes).astype(np.uint8).tobytes())
-
-
-def pack_losses(losses: np.ndarray) -> str:
-    """Little-endian 16 bits for each token, see `LOSS_UNIT`, deflated, in base64."""
-    scaled = np.clip(np.round(np.nan_to_num(losses, nan=0.0) * LOSS_UNIT), 0, NOT_PREDICTED - 1)
-    return _deflated(np.where(np.isnan(losses), NOT_PREDICTED, scaled).astype("<u2").tobytes())
-
-
-def _byte(values: np.ndarray) -> np.ndarray:
-    return np.round(np.clip(values, 0, 1) * 255).astype(np.uint8)
+def pack_head(head: Head, targets: int) -> str:
+    """A head's planes, deflated, in base64."""
+    planes: list[Any] = [head.groups, _root(head.far), _root(head.lost)]
+    for number in range(targets):
+        weights = [np.where(of >= LEAST, _root(of), 0) for of in (head.weight[:, number], head.dense[:, number])]
+        back = np.where(np.maximum(*weights) > 0, head.distance[:, number], 0).astype(np.uint16)
+        planes += [back & 255, back >> 8, *weights]
+    packer = zlib.compressobj(9, zlib.DEFLATED, -15)  # raw deflate, as DecompressionStream("deflate-raw") reads it
+    packed = packer.compress(np.stack(planes).astype(np.uint8).tobytes()) + packer.flush()
+    return base64.b64encode(packed).decode()
 
 
 def _root(values: np.ndarray) -> np.ndarray:
-    return _byte(np.sqrt(np.clip(values, 0, 1)))
-
-
-def _deflated(content: bytes) -> str:
-    packer = zlib.compressobj(9, zlib.DEFLATED, -15)  # raw deflate, as DecompressionStream("deflate-raw") reads it
-    return base64.b64encode(packer.compress(content) + packer.flush()).decode()
+    return np.round(np.sqrt(np.clip(values, 0, 1)) * 255).astype(np.uint8)

@@ -14,21 +14,21 @@ from markupsafe import Markup
 from ..files import write_atomically
 from ..templates import template_folder
 from .data import ExplorerData
-from .pack import BUDGET, pack
+from .pack import BUDGET, Packed, pack
 
 _TEMPLATE = "explore.html.jinja"
 _STYLE = "explore.css"
 
 #: In the order in which they stand in the page.
-_SCRIPTS = ("explore-data.js", "explore-text.js", "explore-panel.js", "explore-strip.js", "explore.js")
+_SCRIPTS = ("explore-data.js", "explore-map.js", "explore-text.js", "explore-panel.js", "explore.js")
 
 
 @dataclass(frozen=True)
 class Page:
-    """A page as HTML, and how many far tokens of each token it could hold."""
+    """A page as HTML, and what is in it."""
 
     html: str
-    targets: int
+    packed: Packed
 
 
 def render(data: ExplorerData, budget: int = BUDGET) -> Page:
@@ -45,7 +45,7 @@ def render(data: ExplorerData, budget: int = BUDGET) -> Page:
     script = "".join((folder / name).read_text(encoding="utf-8") for name in _SCRIPTS)
     script = f'"use strict";\n(() => {{\n{script}}})();\n'
     style = (folder / _STYLE).read_text(encoding="utf-8")
-    packed, targets = pack(data, budget)
+    packed = pack(data, budget)
     environment = Environment(
         loader=FileSystemLoader(folder),
         autoescape=True,
@@ -55,7 +55,10 @@ def render(data: ExplorerData, budget: int = BUDGET) -> Page:
         keep_trailing_newline=True,
     )
     html = environment.get_template(_TEMPLATE).render(
-        title=" and ".join(side.name for side in data.sides),
+        title=data.adapter,
+        window=f"{data.pattern.local_window:,}",
+        sinks=f" and to the first {data.pattern.sink_tokens} of the text" if data.pattern.sink_tokens else "",
+        cells=data.by_cells,
         policy=(
             f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; base-uri 'none'; "
             "form-action 'none'"
@@ -63,10 +66,9 @@ def render(data: ExplorerData, budget: int = BUDGET) -> Page:
         # Our own files and JSON that cannot end its element: nothing here may be escaped once more.
         script=Markup(script),
         style=Markup(style),
-        data=Markup(packed),
-        two=len(data.sides) == 2,
+        data=Markup(packed.text),
     )
-    return Page(html, targets)
+    return Page(html, packed)
 
 
 def write(page: Page, path: str | os.PathLike[str]) -> int:

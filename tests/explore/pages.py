@@ -13,49 +13,44 @@ import zlib
 import numpy as np
 
 from focus_hf.attention import Pattern
-from focus_hf.explore import ExplorerData, LayerView, Side
+from focus_hf.explore import ExplorerData, Head
 
 
-def made_up(tokens: int, layers: int, groups: int, top_k: int = 1, sides: int = 1) -> ExplorerData:
-    """A page as hard to pack as can be: groups, weights and distances are random."""
+def made_up(tokens: int, layers: int, heads: int | None = 2, groups: int = 12, bands: int = 3) -> ExplorerData:
+    """A page as hard to pack as can be: groups, weights and distances are random. Without heads layers share groups."""
     random = np.random.default_rng(0)
     words = ["the", " tendril", " of", " Bignonia", ",", " and", "ly", ".\n", " ", " observed"]
 
-    def layer() -> LayerView:
-        view = LayerView.empty(tokens, top_k, Pattern(64, 4))
-        view.groups[:] = random.permuted(np.tile(np.arange(groups), (tokens, 1)), axis=1)[:, :top_k]
-        for mass in (view.confidence, view.near, view.sink, view.lost):
-            mass[:] = random.random(tokens)
-        for distance, weight in (
-            (view.far_distance, view.far_weight),
-            (view.lost_distance, view.lost_weight),
-        ):
-            distance[:] = (random.random(distance.shape) * np.arange(tokens)[:, None]).astype(int)
-            weight[:] = np.sort(random.random(weight.shape) * 0.1, axis=1)[:, ::-1]
-        return view
+    def head(layer: int, number: int | None) -> Head:
+        name = f"model.layers.{layer}.self_attn"
+        made = Head.empty(name, layer, number, tokens=tokens, groups=groups, bands=bands)
+        made.groups[:] = random.integers(groups, size=tokens)
+        made.far[:], made.lost[:] = random.random((2, tokens))
+        begin = np.maximum(np.arange(tokens)[:, None] - 64, 0)
+        made.distance[:] = np.where(begin > 0, 64 + 1 + (random.random(made.distance.shape) * begin).astype(int), 0)
+        made.distance[:] = np.minimum(made.distance, np.arange(tokens)[:, None])
+        made.weight[:], made.dense[:] = np.sort(random.random((2, *made.weight.shape)) * 0.1 + 0.01)[..., ::-1]
+        made.weight[:, 1::3] = 0  # what dense attention reads and the head does not
+        made.weight[begin[:, 0] == 0], made.dense[begin[:, 0] == 0] = 0, 0
+        made.by_cell[:], made.places[:] = random.random((2, groups, bands))
+        made.reach, made.pairs = float(random.random() * 400), float(random.random())
+        return made
 
     def losses() -> np.ndarray:
         found = random.gamma(4, 1, tokens).astype(np.float32)
         found[0] = np.nan
         return found
 
+    numbers: list[int | None] = [None] if heads is None else list(range(heads))
     return ExplorerData(
+        "org/adapter",
         "a text",
+        "pairs=0.15",
         [words[i] for i in random.integers(len(words), size=tokens)],
         [0],
-        [f"model.layers.{number}.self_attn" for number in range(layers)],
-        [
-            Side(
-                f"side {number}",
-                top_k,
-                groups,
-                Pattern(64, 4),
-                [layer() for _ in range(layers)],
-                losses(),
-                colours=[list(range(groups))] * layers,
-            )
-            for number in range(sides)
-        ],
+        Pattern(64, 4, num_bands=bands),
+        [head(layer, number) for layer in range(layers) for number in numbers],
+        losses(),
         losses(),
     )
 
@@ -91,23 +86,21 @@ def page_data(page: str) -> dict:
     return json.loads(text)
 
 
-def unpack(page: dict, side: int, layer: int) -> dict[str, np.ndarray]:
-    """A layer's planes, by `focus_hf/explore/pack.py`'s description and not by its code."""
-    of_side, length, targets = page["sides"][side], len(page["tokens"]), page["targets"]
-    planes = np.frombuffer(zlib.decompress(base64.b64decode(of_side["layers"][layer]), -15), dtype=np.uint8)
+def unpack(page: dict, number: int) -> dict[str, np.ndarray]:
+    """A head's planes, by `focus_hf/explore/pack.py`'s description and not by its code."""
+    length, targets = len(page["tokens"]), page["targets"]
+    planes = np.frombuffer(zlib.decompress(base64.b64decode(page["heads"][number]["data"]), -15), dtype=np.uint8)
     planes = planes.reshape(-1, length).astype(float)
-    pattern = of_side["patterns"][layer]
-    top_k, reads = pattern["groups"], pattern["reads"] or 0
-    assert len(planes) == top_k + reads + 4 + 6 * targets
-    read, planes = planes[top_k : top_k + reads], np.delete(planes, range(top_k, top_k + reads), axis=0)
-    found = {"groups": planes[:top_k].T.astype(int), "confidence": planes[top_k] / 255, "reads": read.T.astype(int)}
-    for number, name in enumerate(("near", "sink", "lost_mass")):
-        found[name] = (planes[top_k + 1 + number] / 255) ** 2
-    for number, name in enumerate(("far", "lost")):
-        rest = planes[top_k + 4 + number * 3 * targets :][: 3 * targets].reshape(targets, 3, length)
-        found[f"{name}_distance"] = (rest[:, 0] + 256 * rest[:, 1]).T
-        found[f"{name}_weight"] = (rest[:, 2].T / 255) ** 2
-    return found
+    assert len(planes) == 3 + 4 * targets
+    rest = planes[3:].reshape(targets, 4, length)
+    return {
+        "groups": planes[0].astype(int),
+        "far": (planes[1] / 255) ** 2,
+        "lost": (planes[2] / 255) ** 2,
+        "distance": (rest[:, 0] + 256 * rest[:, 1]).T,
+        "weight": (rest[:, 2].T / 255) ** 2,
+        "dense": (rest[:, 3].T / 255) ** 2,
+    }
 
 
 def find_browser() -> str | None:

@@ -7,7 +7,6 @@ import hashlib
 import itertools
 import json
 import re
-import time
 
 import numpy as np
 import pytest
@@ -19,8 +18,8 @@ from typer.testing import CliRunner
 
 from focus_hf import FocusConfig, FocusModelCard
 from focus_hf.adapter.save import save_adapter
-from focus_hf.explore import GroupNote, render, write, write_space
-from focus_hf.explore.pack import NOT_PREDICTED, in_script, pack, pack_losses
+from focus_hf.explore import render, write, write_space
+from focus_hf.explore.pack import LEAST, in_script, pack
 from focus_hf.templates import template_folder
 from tests.explore.pages import Elements, made_up, page_data, unpack
 from tests.families import unbalance
@@ -28,48 +27,56 @@ from tests.families import unbalance
 HOSTILE = "</script><script>window.bad=1</script><img src=x onerror=window.bad=1> <!-- {{ 7*7 }} & \u2028 \" '"
 
 
-@pytest.mark.parametrize("sides", [1, 2])
-def test_5000_tokens_of_32_layers_are_small(sides, tmp_path):
-    """Random numbers, which nothing compresses: a real page is smaller."""
-    begun = time.perf_counter()
-    page = render(made_up(tokens=5000, layers=32, groups=8, sides=sides))
-    assert write(page, tmp_path / "page.html") == (tmp_path / "page.html").stat().st_size < 5_000_000
-    assert page.targets >= 1 and time.perf_counter() - begun < 60
+def test_a_page_stays_below_a_megabyte_and_a_half(tmp_path):
+    """Random numbers, which nothing compresses: then the heads with most to show are on it."""
+    page = render(made_up(tokens=1500, layers=30, heads=3))
+    size = write(page, tmp_path / "page.html")
+    assert size == (tmp_path / "page.html").stat().st_size < 1_500_000
+    shown = page_data(page.html)
+    with_tokens = [number for number, head in enumerate(shown["heads"]) if head["data"] is not None]
+    assert 10 < len(with_tokens) == page.packed.heads < 90
+    assert shown["order"][: len(with_tokens)] == sorted(with_tokens, key=shown["order"].index)
+    interest = [page.packed.words[number].interest for number in shown["order"]]
+    assert interest == sorted(interest, reverse=True) and len(interest) == 90
+    assert all(head["words"] for head in shown["heads"])  # of the others there are words
 
 
-def test_as_many_targets_as_fit():
-    data = made_up(tokens=400, layers=2, groups=4)
-    sizes = {}
-    for budget in (10**9, 15_000, 1):
-        text, targets = pack(data, budget)
-        sizes[targets] = len(text)
-        shown = unpack(json.loads(text), 0, 1)
-        view = data.sides[0].layers[1]
-        assert (shown["groups"] == view.groups).all()
-        assert shown["far_distance"].shape == (400, targets)
-        kept = shown["far_weight"] > 0
-        assert (shown["far_distance"][kept] == view.far_distance[:, :targets][kept]).all()
-        rounded = np.abs(np.sqrt(shown["far_weight"]) - np.sqrt(view.far_weight[:, :targets]))
-        assert (rounded <= 0.5 / 255 + 1e-6).all()
-    assert sorted(sizes) == sorted({4, 0, *sizes}) and len(sizes) == 3 and sizes[4] > sizes[0]
+def test_as_much_as_fits():
+    data = made_up(tokens=400, layers=2)
+    everything, fewer, some, none = (pack(data, budget) for budget in (10**9, 40_000, 20_000, 1))
+    assert [(one.targets, one.heads) for one in (everything, fewer, none)] == [(8, 4), (4, 4), (4, 0)]
+    assert some.targets == 4 and 0 < some.heads < 4 and len(some.text) <= 20_000
+    for packed in (everything, fewer):
+        for number, head in enumerate(data.heads):
+            shown = unpack(json.loads(packed.text), number)
+            assert (shown["groups"] == head.groups).all()
+            for name in ("far", "lost"):
+                assert np.abs(np.sqrt(shown[name]) - np.sqrt(getattr(head, name))).max() <= 0.5 / 255 + 1e-6
+            kept = (shown["weight"] > 0) | (shown["dense"] > 0)
+            assert kept[200:].all() and (shown["distance"][kept] == head.distance[:, : packed.targets][kept]).all()
+            for name in ("weight", "dense"):
+                rounded = np.abs(np.sqrt(shown[name]) - np.sqrt(getattr(head, name)[:, : packed.targets]))
+                assert rounded.max() <= 0.5 / 255 + 1e-6
 
 
-def test_losses_are_packed_to_a_thousandth():
-    import zlib
-
-    losses = np.array([np.nan, 0.0, 1.2345, 65.534, 1e9], dtype=np.float32)
-    found = np.frombuffer(zlib.decompress(base64.b64decode(pack_losses(losses)), -15), dtype="<u2")
-    assert found.tolist() == [NOT_PREDICTED, 0, 1234, 65_534, 65_534]
+def test_small_weights_are_left_out():
+    data = made_up(tokens=200, layers=1, heads=1)
+    data.heads[0].weight[:], data.heads[0].dense[:] = LEAST * 0.9, 0.5
+    data.heads[0].dense[100:] = LEAST * 0.9
+    shown = unpack(json.loads(pack(data).text), 0)
+    assert (shown["weight"] == 0).all() and (shown["dense"][:100] > 0.49).all()
+    assert (shown["dense"][100:] == 0).all() and (shown["distance"][100:] == 0).all()
 
 
 def hostile_page():
-    data = made_up(tokens=200, layers=2, groups=4, sides=2)
-    data.text = HOSTILE
+    data = made_up(tokens=200, layers=2)
+    data.text = data.adapter = data.setting = HOSTILE
     data.tokens[:2] = [HOSTILE, "</script >"]
-    data.layers[0] = HOSTILE
-    for side in data.sides:
-        side.name = HOSTILE
-        side.notes = [[GroupNote(HOSTILE, 0.25, [HOSTILE])] * 4] * 2
+    data.tokens[100:140] = [HOSTILE] * 40  # typical of groups, so that names and words hold it
+    for head in data.heads:
+        head.name = HOSTILE
+        head.groups[100:140] = 3
+        head.by_cell[3] = 50
     return data
 
 
@@ -83,7 +90,9 @@ def test_text_from_strangers_is_only_data():
     for name, attributes in elements.found:
         assert not any(key.startswith("on") or key in ("src", "href", "style") for key in attributes), name
     assert "://" not in html.replace("http://www.w3.org/2000/svg", "")  # nothing to load, nowhere to go
-    assert page_data(html)["tokens"] == data.tokens and page_data(html)["sides"][1]["name"] == HOSTILE
+    assert page_data(html)["tokens"] == data.tokens and page_data(html)["adapter"] == HOSTILE
+    (first, *_) = page_data(html)["heads"]
+    assert HOSTILE.strip() in first["words"] and HOSTILE.strip() in first["groups"][0]["name"]
     assert json.loads(in_script(json.dumps(HOSTILE))) == HOSTILE and not set("<>&\u2028") & set(in_script(HOSTILE))
     (policy,) = [meta["content"] for meta in elements.attributes("meta") if "http-equiv" in meta]
     assert policy.startswith("default-src 'none'; ") and "unsafe" not in policy
@@ -97,8 +106,8 @@ def test_text_from_strangers_is_only_data():
 
 
 def test_the_page_is_written_even_if_a_name_cannot_be(tmp_path):
-    data = made_up(tokens=20, layers=1, groups=4)
-    data.sides[0].name = "a\ud800b"
+    data = made_up(tokens=20, layers=1)
+    data.adapter = "a\ud800b"
     write(render(data), tmp_path / "page.html")
     assert "a?b" in (tmp_path / "page.html").read_text(encoding="utf-8")
 
@@ -144,13 +153,21 @@ def test_text_stands_out(theme):
     """WCAG AA: 4.5 for text, 3 for frames and lines."""
     colours = themes()[theme]
     groups = [colours[f"g{number}"] for number in range(8)]
-    for background in (*groups, colours["paper"], colours["raised"]):
+    weights = [colours[f"w{number}"] for number in range(5)]
+    for background in (*groups, *weights, colours["paper"], colours["raised"]):
         assert contrast(colours["ink"], background) >= 4.5, background
     for background in (colours["paper"], colours["raised"]):
-        for name in ("muted", "accent", "lost", "dense"):
+        for name in ("muted", "accent", "lost"):
             assert contrast(colours[name], background) >= 4.5, name
-        for name in ("one", "two"):
-            assert contrast(colours[name], background) >= 3, name
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("ramp", ["w", "h"])
+def test_shades_grow_evenly_from_the_paper(theme, ramp):
+    colours = themes()[theme]
+    names = sorted(name for name in colours if re.fullmatch(rf"{ramp}\d", name))
+    steps = [contrast(colours[name], colours["paper"]) for name in names]
+    assert len(steps) in (5, 6) and all(later > 1.1 * earlier for earlier, later in itertools.pairwise(steps)), steps
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
@@ -167,7 +184,7 @@ def test_groups_are_told_apart_by_all_eyes(theme, eyes):
 
 
 def test_a_space_has_what_the_hub_wants(tmp_path):
-    page = render(made_up(tokens=50, layers=1, groups=4))
+    page = render(made_up(tokens=50, layers=1))
     files = write_space(page, tmp_path / "space", ["me/focus", "org/base", "./here", str(tmp_path), "gpt2"], HOSTILE)
     assert sorted(path.name for path in files) == ["README.md", "index.html"]
     assert (tmp_path / "space" / "index.html").read_text(encoding="utf-8") == page.html
@@ -211,31 +228,30 @@ def run(*arguments):
 def test_the_command_writes_page_and_space(adapter, tiny, tmp_path):
     text = ["--adapter", adapter, "--text", tiny / "held_out.txt", "--max-tokens", 300]
     out = ["--out", tmp_path / "page.html"]
-    done = run(*text, *out, "--space", tmp_path / "space", "--top-k", "1,2", "--json")
+    done = run(*text, *out, "--space", tmp_path / "space", "--top-k", "2", "--json")
     assert done.exit_code == 0, done.output
     facts = json.loads(done.stdout.splitlines()[-1])
     html = (tmp_path / "page.html").read_text(encoding="utf-8")
-    assert facts["bytes"] == len(html.encode()) and facts["tokens"] == 300 and facts["layers"] == 2
-    assert [side["top_k"] for side in facts["sides"]] == [1, 2] and facts["left_out"] > 0
+    assert facts["bytes"] == len(html.encode()) and facts["tokens"] == 300 and facts["heads"] == 2
+    assert facts["setting"] == "top_k=2" and facts["left_out"] > 0 and facts["perplexity"] > 1
     page = page_data(html)
-    assert [side["name"] for side in page["sides"]] == ["mine, top_k=1", "mine, top_k=2"]
-    assert page["text"] == "held_out.txt"
+    first = page["heads"][page["order"][0]]
+    assert facts["first"] == f"layer {first['layer']}: {first['words']}"
+    assert page["adapter"] == "mine" and page["text"] == "held_out.txt" and "All heads of a layer share" in html
     # no folder of this machine: not on the page, not in the Space
     for file in (tmp_path / "page.html", *(tmp_path / "space").iterdir()):
         assert str(tiny) not in file.read_text(encoding="utf-8") and str(adapter.parent) not in file.read_text()
-    done = run(*text, *out, "--against", adapter)
-    assert done.exit_code == 0 and "300 tokens, " in done.output and "Open it in a browser" in done.output
-    side = page_data((tmp_path / "page.html").read_text(encoding="utf-8"))["sides"][1]
-    assert side["colours"] == [[0, 1, 2, 3]] * 2 and set(side["overlaps"][0]) <= {0.0, 1.0}
+    done = run(*text, *out)
+    assert done.exit_code == 0 and "300 tokens, " in done.output and "It opens at layer" in done.output
+    assert page_data((tmp_path / "page.html").read_text(encoding="utf-8"))["setting"] == "top_k=1"
 
 
 def test_mistakes_are_told(adapter, tiny, tmp_path):
     text = ["--adapter", adapter, "--text", tiny / "held_out.txt"]
     for arguments, message in (
         (["--adapter", adapter], "Which text should be shown? Give --text."),
-        ([*text, "--top-k", "1,2,3"], "The page has two sides"),
-        ([*text, "--against", adapter, "--top-k", "1,2"], "The page has two sides"),
-        ([*text, "--top-k", "9"], "top_k must be from 1 to num_groups (4), got 9"),
+        ([*text, "--top-k", "9"], "top_k must be an integer from 1 to num_groups (4), got 9"),
+        ([*text, "--pairs", "0.2"], "pairs and threshold are for routing='cells'"),
     ):
         done = run(*arguments, "--out", tmp_path / "page.html")
         assert message in str(done.exception), done.output

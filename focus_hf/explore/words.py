@@ -1,0 +1,162 @@
+"""What a head does, in words, from what it was seen to read; and which of its groups matter."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..attention import Pattern
+from .data import Head
+
+#: Groups of a head that have a colour on the page.
+SHOWN = 8
+
+#: A head that pays less of its attention to far tokens is said to stay near.
+LEAST_FAR = 0.02
+
+#: Share of the far attention that the distances told of a head must hold.
+MOST = 2 / 3
+
+
+@dataclass(frozen=True)
+class GroupWords:
+    """A group that a head reads more than its size alone would make it.
+
+    Args:
+        group: its number.
+        name: by its tokens.
+        tokens: those typical of it.
+        size: share of the page's tokens that are in it.
+        weight: share of the head's far attention that it gets.
+        distance: where it is read.
+    """
+
+    group: int
+    name: str
+    tokens: list[str]
+    size: float
+    weight: float
+    distance: str
+
+
+@dataclass(frozen=True)
+class HeadWords:
+    """A head in words.
+
+    Args:
+        sentence: what it does.
+        far: share of its attention that is far, mean over tokens that have far tokens before them.
+        interest: how much there is to see: `far`, times the Kullback-Leibler divergence (nats) of its far attention by
+            group from the groups' sizes.
+        groups: those that matter, the one that adds most to the divergence first.
+    """
+
+    sentence: str
+    far: float
+    interest: float
+    groups: list[GroupWords]
+
+
+def head_words(head: Head, tokens: Sequence[str], starts: Sequence[int], pattern: Pattern) -> HeadWords:
+    """Describe a head.
+
+    Args:
+        head: as it was seen to read.
+        tokens: of the page.
+        starts: of its windows.
+        pattern: with the bands by which distances are told.
+    """
+    begun = np.zeros(len(tokens), dtype=np.int64)
+    for start in starts:
+        begun[start:] = start
+    has_far = np.arange(len(tokens)) - begun > pattern.local_window + pattern.sink_tokens
+    far = float(head.far[has_far].mean()) if has_far.any() else 0.0
+    weight, places = _shares(head.by_cell.sum(axis=1)), _shares(head.places.sum(axis=1))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        excess = np.where(weight > 0, weight * np.log(weight / places), 0.0)
+    order = [int(group) for group in np.argsort(-excess, kind="stable")[:SHOWN] if excess[group] > 0]
+    typical = typical_tokens(head.groups, tokens, order)
+    sizes = np.bincount(head.groups, minlength=len(weight)) / max(len(tokens), 1)
+    groups = [
+        GroupWords(
+            group=group,
+            name=group_name(typical[group]),
+            tokens=typical[group],
+            size=float(sizes[group]),
+            weight=float(weight[group]),
+            distance=told_distance([group], head, pattern),
+        )
+        for group in order
+    ]
+    return HeadWords(_sentence(head, far, order, groups, excess, pattern), far, far * float(excess.sum()), groups)
+
+
+def _sentence(
+    head: Head, far: float, order: list[int], groups: list[GroupWords], excess: np.ndarray, pattern: Pattern
+) -> str:
+    if far < LEAST_FAR:
+        where = f"the last {pattern.local_window:,} tokens" + (" and the first ones" if pattern.sink_tokens else "")
+        return f"stays near: {100 * (1 - far):.1f} % of its attention is on {where}"
+    if not order:
+        return f"looks back, {told_distance(range(len(excess)), head, pattern)}, at no group more than at others"
+    chosen = [group for group in order[:2] if excess[group] >= excess[order[0]] / 2]
+    names = dict.fromkeys(said.name for said in groups[: len(chosen)])
+    return f"looks back for {' and '.join(names)}, {told_distance(chosen, head, pattern)}"
+
+
+def told_distance(groups: Sequence[int], head: Head, pattern: Pattern) -> str:
+    """The shortest run of bands that holds most of the attention to some groups, as people say it."""
+    by_band = _shares(head.by_cell[list(groups)].sum(axis=0))
+    bands = range(len(by_band))
+    runs = [(last - first, first, last) for first in bands for last in bands if first <= last]
+    _, first, last = min(run for run in runs if by_band[run[1] : run[2] + 1].sum() >= min(MOST, by_band.sum()))
+    return told_bands(first, last, pattern)
+
+
+def told_bands(first: int, last: int, pattern: Pattern) -> str:
+    """Distances from one band to another."""
+    starts = pattern.band_starts()
+    nearest = max(pattern.local_window, 0) + 1 if first == 0 else starts[first] + 1
+    if last == len(starts) - 1:
+        return f"{nearest:,} or more tokens away"
+    return f"{nearest:,} to {starts[last + 1]:,} tokens away"
+
+
+def typical_tokens(
+    groups: np.ndarray, tokens: Sequence[str], wanted: Sequence[int], count: int = 6
+) -> dict[int, list[str]]:
+    """Tokens typical of groups: those that are much more often there than elsewhere, and often.
+
+    Args:
+        groups: of each token.
+        tokens: their texts.
+        wanted: which groups.
+        count: how many tokens of each.
+    """
+    total: Counter[str] = Counter(token.strip() or token for token in tokens)
+    found = {}
+    for group in wanted:
+        members = [tokens[place].strip() or tokens[place] for place in np.flatnonzero(groups == group)]
+        here, share = Counter(members), max(len(members), 1) / len(tokens)
+        gain = {token: n * np.log(n / (share * total[token])) for token, n in here.items() if token}
+        best = sorted(gain, key=lambda token: (-gain[token], token))
+        found[group] = best[:count]
+    return found
+
+
+def group_name(typical: Sequence[str]) -> str:
+    """A group by the tokens typical of it."""
+    return ", ".join(f"“{visible_spaces(token)}”" for token in typical[:3]) or "tokens"
+
+
+def visible_spaces(token: str) -> str:
+    """Whitespace that is all of a token, so that it is seen."""
+    return token if token.strip() else token.replace(" ", "␣").replace("\n", "⏎").replace("\t", "⇥")
+
+
+def _shares(counts: np.ndarray) -> np.ndarray:
+    shares: np.ndarray = counts / max(float(counts.sum()), 1e-12)
+    return shares
