@@ -152,7 +152,7 @@ def _of_head(seen: Seen, head: int) -> Seen:
         seen.query[:1, head * per : (head + 1) * per],
         seen.key[:1, head : head + 1],
         seen.value[:1, head : head + 1],
-        seen.scale,
+        seen.scores,
         type(who)(
             who.pattern,
             who.positions[:1],
