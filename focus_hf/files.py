@@ -14,7 +14,10 @@ from typing import BinaryIO
 def written_atomically(path: Path) -> Iterator[BinaryIO]:
     """A file to write to under a temporary name, renamed when the block ends, or removed if it fails."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        handle, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    except OSError as error:  # it names a file that nobody asked for
+        raise type(error)(error.errno, error.strerror, str(path)) from None
     os.close(handle)
     try:
         with open(partial, "wb") as file:

@@ -48,7 +48,7 @@ class Call:
         cache_layer: where the tokens are cached, if they are.
         ranking: int16 ``(B, T, K)``, groups of each new token, the best first: of a routing that all heads share.
         soft: set in training.
-        owner: of what is remembered beside the cache.
+        tensors: of the adapter, as they are now, see `FocusLayer.made_by`.
         memory: what is, of the cached tokens.
         untouched: the cache is as it was left then.
         groups: what was found out about the keys of all tokens, to be remembered: with cells their groups, uint8 ``(B,
@@ -69,7 +69,7 @@ class Call:
     cache_layer: Any = None
     ranking: Tensor | None = None
     soft: SoftGate | None = None
-    owner: object = None
+    tensors: object = None
     memory: Memory | None = None
     untouched: bool = False
     groups: Tensor | None = None

@@ -93,11 +93,11 @@ class _Hooks:
 
     def _start(self, name: str, hidden: Tensor, layer: Any, kwargs: dict[str, Any]) -> Call:
         router = self.router
-        config, owner = router.configs[name], router.owner_of_groups(name)
+        config, tensors = router.configs[name], router.made_by(name)
         pattern, alone = pattern_in_mode(config, router.mode, router.window)
         memory, untouched, seen = None, False, 0
         if layer is not None:
-            memory, untouched = recall(layer, owner)
+            memory, untouched = recall(layer, name, tensors)
             seen = memory.length if memory is not None and untouched else tokens_seen(layer)
             _refuse_whole_cache(router, layer, seen)
         everything = config.is_dense and not alone
@@ -108,7 +108,7 @@ class _Hooks:
             rotary=tuple(rotary) if isinstance(rotary, tuple | list) and len(rotary) == 2 else None,
             position_ids=position_ids if isinstance(position_ids, Tensor) else None,
             cache_layer=layer,
-            owner=owner,
+            tensors=tensors,
             memory=memory,
             untouched=untouched,
         )
@@ -151,10 +151,10 @@ class _Hooks:
             keys = getattr(call.cache_layer, "keys", None)
             known = keys if isinstance(keys, Tensor) and keys.dim() == 4 else call.ranking[:, None]
             earlier = earlier_ranking(call, known)
-            earlier = earlier_ranking(call, keys if known else call.ranking[:, None])
             call.groups = torch.cat([earlier, call.ranking], dim=1)
             call.complete = not call.seen or (call.untouched and call.memory is not None and call.memory.complete)
-        remember(call.cache_layer, call.owner, call.groups, call.seen + call.hidden.shape[1], call.complete)
+        length = call.seen + call.hidden.shape[1]
+        remember(call.cache_layer, call.adapter, call.tensors, call.groups, length, call.complete)
 
 
 def _refuse_whole_cache(router: FocusLayer, layer: Any, seen: int) -> None:

@@ -264,14 +264,14 @@ class FocusLayer(nn.Module, BaseTunerLayer):
         self._cells = (adapter_name, state), router
         return router
 
-    def owner_of_groups(self, adapter_name: str) -> object:
-        """What the groups of keys depend on, besides the keys: another adapter, or other tensors, is another owner."""
+    def made_by(self, adapter_name: str) -> object:
+        """What the groups of keys depend on, besides the keys: of an adapter's tensors, as they are now."""
+        if torch.compiler.is_compiling():
+            return None
         config, kinds = self.configs[adapter_name], self._modules
         names = ("focus_key_proj" if config.by_cells else "focus_proj", "focus_centroids", "focus_balance")
         tensors: list[Any] = [kinds[name]._parameters[adapter_name] for name in names]  # type: ignore[union-attr]
-        if torch.compiler.is_compiling():
-            return adapter_name
-        return adapter_name, *((t.data_ptr(), 0 if t.is_inference() else t._version) for t in tensors)
+        return tuple((t.data_ptr(), 0 if t.is_inference() else t._version) for t in tensors)
 
     def check_finite(self, adapter_name: str) -> None:
         """Once per adapter: damaged or missing tensors must not quietly route at random."""

@@ -40,7 +40,7 @@ class Memory:
     """What is known of the keys of a cache layer.
 
     Args:
-        owner: whose groups they are: an adapter and its tensors.
+        tensors: what the groups were made by, see `FocusLayer.made_by`.
         length: tokens that the layer has seen.
         groups: of their keys, tokens in the last dimension but those of `Call.groups`; ``None`` where nobody asked.
         marks: the tensors (and numbers) of the layer after our last call.
@@ -48,7 +48,7 @@ class Memory:
         complete: the groups of every token are known.
     """
 
-    owner: object
+    tensors: object
     length: int
     groups: Tensor | None
     marks: dict[str, tuple[Any, int]]
@@ -56,18 +56,31 @@ class Memory:
     complete: bool = True
 
 
-def recall(layer: Any, owner: object) -> tuple[Memory | None, bool]:
-    """What is known of a layer's keys under an adapter, and whether the layer is as it was left then."""
-    memory: Memory | None = getattr(layer, _NAME, {}).get(owner)
-    return memory, memory is not None and memory.marks == _marks(layer)
+def recall(layer: Any, adapter: str, tensors: object) -> tuple[Memory | None, bool]:
+    """What is known of a layer's keys under an adapter, and whether the layer is as it was left then.
+
+    Args:
+        layer: of a cache.
+        adapter: its name.
+        tensors: what groups are made by, see `FocusLayer.made_by`.
+    """
+    memory: Memory | None = getattr(layer, _NAME, {}).get(adapter)
+    if memory is None or torch.compiler.is_compiling():  # a graph is traced for a cache that only it goes on with
+        return memory, memory is not None
+    if memory.tensors != tensors:
+        return None, False
+    return memory, memory.marks == _marks(layer)
 
 
-def remember(layer: Any, owner: object, groups: Tensor | None, length: int, complete: bool) -> None:
+def remember(
+    layer: Any, adapter: str, tensors: object, groups: Tensor | None, length: int, complete: bool
+) -> None:
     """Keep the groups of all keys of a layer, which nobody else has touched since they were found."""
     keys = getattr(layer, "keys", None)
     whole = isinstance(keys, Tensor) and keys.dim() == 4 and keys.shape[2] >= length
     memories = dict(getattr(layer, _NAME, {}))  # a copy: a copied layer may share it with this one
-    memories[owner] = Memory(owner, length, groups, _marks(layer), keys if whole else None, complete)
+    marks = {} if torch.compiler.is_compiling() else _marks(layer)
+    memories[adapter] = Memory(tensors, length, groups, marks, keys if whole else None, complete)
     setattr(layer, _NAME, memories)
 
 

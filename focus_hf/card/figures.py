@@ -15,12 +15,10 @@ from ..records.results import OPPONENTS
 #: In the folder of an adapter.
 DIAL = "figures/dial.png"
 
-#: Opponents drawn besides a window: those that lose least.
-_RIVALS = 2
-
-#: Shape and colour (Okabe and Ito's, which colour-blind eyes tell apart).
-_FOCUS, _WINDOW = ("o", "#0072B2"), ("v", "#999999")
-_OTHERS = (("s", "#E69F00"), ("D", "#009E73"))
+#: Colours of Focus, of the opponents that lose least, and of a window (Okabe and Ito's, which colour-blind eyes tell
+#: apart), and dashes and marks of lengths.
+_FOCUS, _RIVALS, _WINDOW = "#0072B2", ("#E69F00", "#009E73"), "#999999"
+_DASHES, _MARKERS = ("-", "--", "-.", ":"), ("o", "s", "^", "D")
 
 #: By length, by mode, by share asked for: mean share of pairs, mean excess.
 Points = dict[int, dict[str, list[tuple[float, float]]]]
@@ -60,7 +58,7 @@ def dial_points(results: Results) -> Points:
 
 
 def dial_figure(results: Results, folder: Path) -> Path | None:
-    """Draw it, a panel for each of at most four lengths.
+    """Draw it, a line for each length.
 
     Args:
         results: of an adapter.
@@ -79,43 +77,61 @@ def dial_figure(results: Results, folder: Path) -> Path | None:
     points = {length: modes for length, modes in dial_points(results).items() if modes.get("hard")}
     if not points:
         return None
-    lengths = list(points)[-4:]
-    columns = min(2, len(lengths))
-    rows = -(-len(lengths) // columns)
-    figure, axes = pyplot.subplots(
-        rows, columns, figsize=(4.8 * columns, 3.3 * rows + 0.7), dpi=120, layout="constrained", squeeze=False
-    )
-    others = _least(points)
-    for axis, length in zip(axes.ravel(), lengths, strict=False):
-        _panel(axis, length, points[length], others)
-    for axis in axes.ravel()[len(lengths) :]:
-        axis.axis("off")
-    handles: dict[str, Any] = {}
-    for axis in axes.ravel():
-        handles |= dict(zip(*reversed(axis.get_legend_handles_labels()), strict=True))
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=2, fontsize=11, frameon=False)
+    figure, axis = pyplot.subplots(figsize=(6.4, 5.4), dpi=180, layout="constrained")
+    drawn = [("hard", "Focus", _FOCUS)]
+    drawn += [(mode, OPPONENTS[mode], colour) for mode, colour in zip(_least(points), _RIVALS, strict=False)]
+    drawn += [("window", OPPONENTS["window"], _WINDOW)]
+    ends = [_line(axis, place, points[length], mode, colour) for mode, _, colour in drawn for place, length in enumerate(points)]
+    there = {mode for modes in points.values() for mode in modes}
+    handles = [axis.plot([], [], color=colour, linewidth=3, label=name)[0] for mode, name, colour in drawn if mode in there]
+    handles += [
+        axis.plot([], [], color="black", linestyle=_DASHES[place % 4], marker=_MARKERS[place % 4], label=f"{length:,} tokens")[0]
+        for place, length in enumerate(points)
+    ]
+    _axes(axis, [end for end in ends if end])
+    figure.legend(handles=handles, loc="outside lower center", ncols=2, fontsize=11, frameon=False)
     content = io.BytesIO()
-    figure.savefig(content, format="png", facecolor="white", metadata={"Software": None, DATA: digest(points)})
+    figure.savefig(content, format="png", facecolor="white", metadata={"Software": None, DATA: digest(dial_points(results))})
     pyplot.close(figure)
     write_atomically(folder / DIAL, content.getvalue())
     return folder / DIAL
 
 
-def _panel(axis: Any, length: int, modes: dict[str, list[tuple[float, float]]], others: list[str]) -> None:
-    drawn = [("hard", "Focus", *_FOCUS)]
-    drawn += [(mode, OPPONENTS[mode], *style) for mode, style in zip(others, _OTHERS, strict=False)]
-    drawn += [("window", OPPONENTS["window"], *_WINDOW)]
-    for mode, name, marker, colour in drawn:
-        if points := modes.get(mode):
-            xs, ys = zip(*points, strict=True)
-            width = 2.5 if mode == "hard" else 1.5
-            axis.plot(xs, ys, marker=marker, color=colour, label=name, linewidth=width, markersize=7)
+def _line(axis: Any, place: int, modes: dict[str, list[tuple[float, float]]], mode: str, colour: str) -> list[float]:
+    """Draw one mode at one length; gives its shares of pairs."""
+    if not (points := modes.get(mode)):
+        return []
+    xs, ys = zip(*points, strict=True)
+    axis.plot(
+        *(xs, ys),
+        linestyle=_DASHES[place % 4],
+        marker=_MARKERS[place % 4],
+        color=colour,
+        linewidth=2.5 if mode == "hard" else 1.3,
+        markersize=8 if mode == "hard" else 5,
+    )
+    return list(xs)
+
+
+def _axes(axis: Any, shares: list[list[float]]) -> None:
+    """Logarithmic in both, and linear below one per cent, where a loss may be a gain."""
+    every = [share for line in shares for share in line]
+    axis.set_xscale("log")
+    ticks = [tick for tick in (1, 2, 3, 5, 7, 10, 15, 20, 30, 40, 50, 70, 100) if min(every) / 1.3 < tick < max(every) * 1.3]
+    axis.set_xticks(ticks, [f"{tick}" for tick in ticks])
+    axis.set_xticks([], minor=True)
+    axis.set_xlim(min(every) / 1.15, max(every) * 1.15)
+    axis.set_yscale("symlog", linthresh=1.0)
+    losses = [value for line in axis.lines for value in line.get_ydata()]
+    low, high = min(-0.2, min(losses) - 0.2), 1.4 * max(*losses, 1.0)
+    axis.set_ylim(low, high)
+    marks = [mark for mark in (-1, 0, 0.5, 1, 2, 5, 10, 20, 50, 100, 200) if low <= mark <= high]
+    axis.set_yticks(marks, [f"{mark:g}" for mark in marks])
+    axis.set_yticks([], minor=True)
     axis.axhline(0, color="black", linewidth=1)
-    axis.set_title(f"{length:,} tokens", fontsize=12)
-    axis.set_xlabel("pairs attended (%)", fontsize=11)
-    axis.set_ylabel("perplexity above dense (%)", fontsize=11)
-    axis.set_xlim(left=0)
-    axis.tick_params(labelsize=10)
+    axis.set_xlabel("pairs attended (%)", fontsize=12)
+    axis.set_ylabel("perplexity above dense attention's (%)", fontsize=12)
+    axis.tick_params(labelsize=11)
     axis.grid(alpha=0.3)
 
 
@@ -127,5 +143,5 @@ def _least(points: Points) -> list[str]:
             if mode not in ("hard", "window", "random", "oracle"):
                 losses[mode] += [loss for _, loss in found]
     return sorted((mode for mode in losses if losses[mode]), key=lambda mode: sum(losses[mode]) / len(losses[mode]))[
-        :_RIVALS
+        : len(_RIVALS)
     ]

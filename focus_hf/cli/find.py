@@ -64,10 +64,12 @@ def search(
 def _described(adapter: Found) -> Iterator[str]:
     """What stands below an adapter's name in the list of a search."""
     change = adapter.perplexity_change
+    losses = [f"{kind} {loss:+.1f} %" for kind, loss in list(adapter.losses.items())[:4]]
     facts = [
         f"base {adapter.base_model}" if adapter.base_model else "",
         f"K={adapter.num_groups}, k={adapter.top_k}" if adapter.num_groups else "",
-        "" if change is None else f"perplexity {change:+.2f} %",
+        "" if change is None or losses else f"perplexity {change:+.2f} %",
+        f"at a quarter of the pairs {', '.join(losses)}" if losses else "",
     ]
     yield ", ".join(fact for fact in facts if fact) or "its card says nothing of it"
     if adapter.groups:

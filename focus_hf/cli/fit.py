@@ -18,15 +18,15 @@ from .options import CONFIG, JSON, flags_of
 
 
 @app.command(
-    epilog="Example: focus-hf fit --model org/base --train-file novel.txt --train-file code.txt --pairs 0.25 "
-    "--output-dir my-adapter"
+    epilog="Example: focus-hf fit --model org/base --train-file novel.txt --train-file code.txt "
+    "--train-file letters.txt --output-dir my-adapter"
 )
 @flags_of(FitRecipe, more=[CONFIG, JSON])
 def fit(given: dict[str, Any], config: Path | None, as_json: bool) -> None:
-    """Fit an adapter to a model's own attention, without training: groups for each head, and pairs where they count.
+    """Fit an adapter to a model's own attention, without training: each head's groups of keys, and who reads them.
 
-    Several budgets in one adapter: --pairs 0.25 --at 2048 --pairs 0.15 --at 4096; set_routing(model, pairs=0.15)
-    chooses one.
+    Lengths and numbers of windows go together: --seq-len 2048 --windows 24 --seq-len 8192 --windows 4. The dial is
+    turned afterwards: set_routing(model, pairs=0.15).
     """
     fit_adapter(fit_recipe(config, given), as_json)
 
@@ -41,9 +41,10 @@ def fit_recipe(config: Path | None, given: dict[str, Any]) -> FitRecipe:
 
 
 def fit_adapter(recipe: FitRecipe, as_json: bool) -> None:
-    """Fit, and say what heads got."""
+    """Fit, and say what came out."""
     from ..card import write_card
     from ..fit import fit as fit_to
+    from ..fit.words import afterwards, per_cent
 
     try:
         with progress_bars() as progress:
@@ -57,24 +58,22 @@ def fit_adapter(recipe: FitRecipe, as_json: bool) -> None:
         typer.echo("Interrupted: --resume goes on with the layers that are fitted.", err=True)
         raise typer.Exit(130) from None
     if as_json:
-        budgets = [asdict(budget) for budget in result.budgets]
-        show({"folder": str(result.folder), "budgets": budgets, "results": asdict(result.results)}, "", True)
+        dial = {str(length): [asdict(point) for point in points] for length, points in result.dial.items()}
+        layers = {"routed": result.layers[0], "all": result.layers[1]}
+        found = {"folder": str(result.folder), "dial": dial, "layers": layers, "results": asdict(result.results)}
+        show(found, "", True)
         return
     out = screen()
-    table = Table(
-        "pairs wanted", "at length", "pairs", "heads with groups", "windows only", "everything", "added loss"
-    )
-    for budget in result.budgets:
-        kinds = [str(budget.heads.get(kind, 0)) for kind in ("groups", "window", "everything")]
-        table.add_row(
-            f"{budget.wanted:.1%}", f"{budget.length:,}", f"{budget.pairs:.1%}", *kinds, f"{budget.loss:.4f} nats"
-        )
+    table = Table("tokens", "pairs", "loss (estimate)", "a window with as many pairs", "threshold")
+    for length, points in sorted(result.dial.items()):
+        for point in points:
+            losses = per_cent(point.loss), per_cent(point.window_loss)
+            table.add_row(f"{length:,}", f"{point.pairs:.0%}", *losses, f"{point.threshold:.2f}")
     out.print(table)
     folder = shlex.quote(str(result.folder))
-    out.print(f"The adapter is in {result.folder}", markup=False, highlight=False, soft_wrap=True)
-    out.print(
-        f"To measure it: focus-hf eval --adapter {folder} --text FILE --seq-len {recipe.at[0]} --write",
-        markup=False,
-        highlight=False,
-        soft_wrap=True,
-    )
+    for text in (
+        *afterwards(result.dial, recipe.pairs, result.layers),
+        f"The adapter is in {result.folder}; focus_hf.set_routing(model, pairs=0.15) turns the dial.",
+        f"To measure it: focus-hf eval --adapter {folder} --text FILE --seq-len {min(recipe.seq_len)} --write",
+    ):
+        out.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -40,9 +40,10 @@ def verify(
     """Measure a card's claims again on this machine; exit code 1 if one does not hold."""
     from ..adapter.placement import check_placement
     from ..hub import adapter_folder
+    from ..card.read import CARD
     from ..machine import require
     from ..verify import verify as verify_adapter
-    from ..verify.claims import all_hold
+    from ..verify.claims import all_hold, verdict_of
 
     check_placement(device, device_map, dtype)
     lengths = None if seq_len is None else numbers("--seq-len", seq_len)
@@ -75,6 +76,5 @@ def verify(
             verdict = Text(claim.verdict, style=_STYLES[claim.verdict])
             table.add_row(Text(claim.what), Text(claim.claimed), Text(claim.measured or ""), verdict, Text(claim.note))
         screen().print(table)
-        differing = sum(claim.verdict == "differs" for claim in claims)
-        typer.echo("The card holds." if not differing else f"{differing} of {len(claims)} claims do not hold.")
+        typer.echo(verdict_of(claims, has_card=(folder / CARD).is_file()))
     raise typer.Exit(0 if all_hold(claims) else 1)

@@ -1,10 +1,10 @@
-"""Making an adapter without training: routing fitted to a model's attention, head by head, under a budget of pairs.
+"""Making an adapter without training: cells, fitted to a model's own attention, layer by layer.
 
-- `recipe`: what is wanted; `run`: a whole fit
+- `recipe`: what is wanted; `run`: a whole fit; `estimate`: what it takes, said beforehand; `words`: what came out
 - `windows`, `capture`, `store`: text, and what attention layers see of it
 - `importance`: what dense attention does at a query, and what leaving keys out would change
-- `clusters`, `linear`, `query_router`, `routers`: groups of keys, and queries that read them
-- `costs`, `layer`: what every way of attending costs a head; `budget`, `assemble`: which one it gets
+- `clusters`: groups of keys; `cells`: groups at a distance; `query_router`: which of them a query reads
+- `layer`: one layer, fitted; `curves`: the dial, from thresholds to pairs and loss
 """
 
 from .recipe import FitRecipe

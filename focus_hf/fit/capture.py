@@ -1,4 +1,4 @@
-"""What attention layers see of text: queries, keys, values, hidden states, and gradients by their output.
+"""What attention layers see of text: queries, keys, values, and gradients by their output.
 
 Everything is taken where the attention interface passes it, whatever the architecture. One backward pass through each
 window gives the gradient of `sum_t log p(y_t)`, with every `y_t` drawn from the model's own prediction, by the output
@@ -23,7 +23,6 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from ..adapter.interface import focus_attention_forward
 from ..adapter.masks import added_to_scores
 from ..evaluate.modes import device_of
-from .recall import slope_of_recall
 from .store import write
 
 _CAPTURE = "focus_capture"
@@ -45,7 +44,6 @@ def capture(
     *,
     rows: int,
     seed: int,
-    copied: Mapping[int, Tensor] | None = None,
     checkpointing: bool = False,
     tick: Callable[[], None] = lambda: None,
 ) -> None:
@@ -58,8 +56,6 @@ def capture(
         folder: to write into, see `store.read`.
         rows: queries to keep of each window.
         seed: of the sampled targets and queries.
-        copied: for windows with copies, by number, which of their tokens are copied: of these windows gradients are
-            those of recall, see `recall.slope_of_recall`.
         checkpointing: compute a layer's activations again in the backward pass instead of keeping them.
         tick: called after each window.
     """
@@ -73,18 +69,15 @@ def capture(
             positions = sampled_positions(len(window), rows, generator)
             recorder = _Recorder(layers, positions, partial(write, folder, number))
             with recorder:
-                _backward(model, window, (copied or {}).get(number), generator)
+                _backward(model, window, generator)
             recorder.finish()
             tick()
 
 
-def _backward(model: Any, window: Tensor, copied: Tensor | None, generator: torch.Generator) -> None:
+def _backward(model: Any, window: Tensor, generator: torch.Generator) -> None:
     logits = model(input_ids=window[None].to(device_of(model)), use_cache=False).logits
     with torch.no_grad():
-        if copied is None:
-            slope = _slope_of_sampled_targets(logits[0].float(), generator)
-        else:
-            slope = slope_of_recall(logits[0].float(), window, copied, generator)
+        slope = _slope_of_sampled_targets(logits[0].float(), generator)
     logits.backward(slope[None].to(logits.dtype))
 
 
@@ -124,8 +117,7 @@ class _Recorder:
     def _before(self, attention: Any, args: tuple, kwargs: dict[str, Any]) -> None:
         layer = attention.layer_idx
         if layer not in self._seen:  # with checkpointing, the forward pass runs a second time
-            hidden = args[0] if args else kwargs["hidden_states"]
-            self._kept[layer] = {"hidden": hidden[0].detach()}
+            self._kept[layer] = {}
             turned = _without_rotation(kwargs)
             if turned is not None:
                 attention.config = _CaptureConfig(attention.config, self._take_plain)
@@ -137,7 +129,7 @@ class _Recorder:
         attention.config = _CaptureConfig(attention.config, self._take)
 
     def _take_plain(self, call: _Call) -> Tensor:
-        self._kept[call.layer] |= {"plain_keys": call.key[0].detach(), "plain_queries": self._mean_query(call)}
+        self._kept[call.layer]["plain_keys"] = call.key[0].detach()
         return call.query.new_zeros(1, call.query.shape[2], call.query.shape[1], call.value.shape[-1])
 
     def _take(self, call: _Call) -> Tensor:
@@ -150,8 +142,7 @@ class _Recorder:
         kept = self._kept[call.layer]
         kept |= {"keys": call.key[0].detach(), "values": call.value[0].detach()}
         kept["queries"] = self._rows(call.query[0].detach())
-        if "plain_keys" not in kept:
-            kept |= {"plain_keys": kept["keys"].clone(), "plain_queries": self._mean_query(call)}
+        kept.setdefault("plain_keys", kept["keys"].clone())
         kept |= {"scale": torch.tensor(call.scale), "softcap": torch.tensor(call.softcap or 0.0)}
         if call.sink_logits is not None:
             kept["sink_logits"] = call.sink_logits.detach().float()
@@ -165,10 +156,6 @@ class _Recorder:
 
     def _rows(self, values: Tensor) -> Tensor:
         return values[:, self._positions.to(values.device)]
-
-    def _mean_query(self, call: _Call) -> Tensor:
-        """Of each KV head, ``(H_kv, R, D)``."""
-        return self._rows(call.query[0].detach().unflatten(0, (call.key.shape[1], -1)).float().mean(dim=1))
 
 
 def _restore_config(attention: Any, *_: object) -> None:

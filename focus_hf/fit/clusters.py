@@ -1,4 +1,7 @@
-"""Groups of keys: balanced k-means, and the few directions in which its centroids differ."""
+"""Groups of keys: balanced k-means, and the few directions in which its centroids differ.
+
+What comes out holds in float16, and groups are balanced with the numbers as they are saved.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,49 @@ from .. import routing
 _SHARPNESS = 4.0
 
 _SINKHORN_ROUNDS = 8
+
+#: Keys from which the groups of a head are made and balanced.
+_KEYS = 8192
+
+#: Steps in which their balance potentials are found.
+_BALANCING = 20
+
+#: Spread of the scores; groups do not depend on it.
+_SPREAD = 2.0
+
+
+def cluster_keys(keys: Tensor, num_groups: int, dim: int, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+    """Balanced groups of every head's keys.
+
+    Args:
+        keys: before rotary positions, float32 ``(n, N, D)``.
+        num_groups: ``K``.
+        dim: ``d_g``.
+        generator: of everything random.
+
+    Returns:
+        ``A`` ``(n, d_g, D)``, ``C`` ``(n, K, d_g)`` and ``b`` ``(n, K)``, see `CellRouter`: float32 numbers that
+        float16 holds.
+
+    Raises:
+        ValueError: there are fewer keys than groups.
+    """
+    some = torch.randperm(keys.shape[1], generator=generator)[:_KEYS]
+    heads = [_cluster_head(of_head[some], num_groups, dim, generator) for of_head in keys]
+    projection, centroids, balance = (torch.stack(tensors) for tensors in zip(*heads, strict=True))
+    return projection, centroids, balance
+
+
+def _cluster_head(
+    points: Tensor, num_groups: int, dim: int, generator: torch.Generator
+) -> tuple[Tensor, Tensor, Tensor]:
+    axes, along = reduce_directions(balanced_kmeans(points, num_groups, generator), dim)
+    scores = points @ axes.T @ along.T
+    spread = (scores - scores.mean(dim=0)).square().mean().sqrt().clamp(min=1e-9)
+    gain = (_SPREAD / spread).sqrt()
+    axes, along = ((gain * tensor).half().float() for tensor in (axes, along))
+    balance = routing.calibrate_balance(points @ axes.T @ along.T, top_k=1, steps=_BALANCING)
+    return axes, along, balance.half().float()
 
 
 def balanced_kmeans(points: Tensor, num_groups: int, generator: torch.Generator, iterations: int = 15) -> Tensor:

@@ -20,8 +20,8 @@ from torch import Tensor
 #: Score of a pair that is not causal; ``-inf`` would give NaN.
 _NEVER = -1e9
 
-#: Queries at a time: their rows of scores stay in a processor's cache.
-_ROWS = 256
+#: Scores at a time: they stay in a processor's cache.
+_SCORES = 1 << 19
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,9 @@ class HeadWindow:
 
     def parts(self) -> Iterator[HeadWindow]:
         """Some queries at a time, with the keys before them."""
-        for start in range(0, len(self.positions), _ROWS):
-            rows = slice(start, start + _ROWS)
+        count = max(16, _SCORES // len(self.keys))
+        for start in range(0, len(self.positions), count):
+            rows = slice(start, start + count)
             end = int(self.positions[rows][-1]) + 1
             yield replace(
                 self,
@@ -104,11 +105,6 @@ class DenseRows:
     def length(self) -> int:
         """``T``."""
         return self.weights.shape[-1]
-
-    def is_far(self, local_window: int, sink_tokens: int) -> Tensor:
-        """Pairs that groups decide about: bool ``(R, T)``, earlier than the window and no sink."""
-        keys = torch.arange(self.length)
-        return (keys < self.positions[:, None] - local_window) & (keys >= sink_tokens)
 
     def fisher_cost(self, weight: Tensor, effect: Tensor) -> Tensor:
         """Cost of attending to a part of the keys, summed over query heads.

@@ -1,73 +1,103 @@
-"""Which groups a query should read: linear scores, trained towards where dense attention's importance lies."""
+"""Which cells a query should read: shares of a softmax, trained towards where dense attention's importance lies."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
-
-from .importance import DenseRows
 
 _BATCH = 1024
-_LEARNING_RATE = 0.03
+_LEARNING_RATE = 0.01
+
+#: Of the random numbers that it starts from nothing is left: the first steps are small.
+_WARMUP = 20
 
 
-def group_importance(rows: DenseRows, key_groups: Tensor, num_groups: int, far: Tensor) -> Tensor:
-    """How much each group's distant keys matter to each query: ``sum_j p_j |e_j|`` over the group and query heads.
+@dataclass(frozen=True)
+class QueryRouter:
+    """The part of a `CellRouter` that judges queries, of ``n`` heads, float32.
 
     Args:
-        rows: of one KV head.
-        key_groups: int64 ``(T,)``, the group of each key.
-        num_groups: ``K``.
-        far: bool ``(R, T)``, the pairs that groups decide about.
-
-    Returns:
-        float32 ``(R, K)``.
+        projection: ``Q``, ``(n, d_g, r D)``.
+        bands: ``U`` and ``u``, ``(n, bands + 1, r D)``.
+        bias: ``beta`` and ``a``, ``(n, K * bands + 1)``.
     """
-    importance = rows.effects.abs().sum(dim=0).mul_(far)
-    return importance @ F.one_hot(key_groups, num_groups).to(importance.dtype)
+
+    projection: Tensor
+    bands: Tensor
+    bias: Tensor
+
+    def scores(self, queries: Tensor, centroids: Tensor) -> Tensor:
+        """``(n, N, r D)`` to scores of every cell and, last, of "near": ``(n, N, K * bands + 1)``."""
+        by_group = torch.matmul(torch.matmul(queries, self.projection.transpose(1, 2)), centroids.transpose(1, 2))
+        by_band = torch.matmul(queries, self.bands.transpose(1, 2))
+        cells = (by_group[..., None] + by_band[..., None, :-1]).flatten(-2)
+        return torch.cat([cells, by_band[..., -1:]], dim=-1) + self.bias[:, None]
 
 
 def train_query_router(
-    hidden: Tensor, targets: Tensor, projection: Tensor, centroids: Tensor, steps: int, generator: torch.Generator
-) -> tuple[Tensor, Tensor]:
-    """Fit query projections and biases of several heads by cross-entropy, centroids as they are.
+    queries: Tensor,
+    importance: Tensor,
+    key_projection: Tensor,
+    centroids: Tensor,
+    steps: int,
+    generator: torch.Generator,
+) -> QueryRouter:
+    """Fit several heads by cross-entropy, centroids as they are.
 
-    A query weighs as much as its targets' sum, so that queries with nothing far away do not count.
+    A query weighs the more, up to a limit, the more there is for it that is not near: those that need nothing far away
+    teach little, and no few decide alone. Queries start from their product with the centroids.
 
     Args:
-        hidden: float32 ``(N, d)``, about their mean.
-        targets: importance of each group to each query, ``(n, N, K)``.
-        projection: where to start, ``(n, d_g, d)``.
-        centroids: ``(n, K, d_g)``.
+        queries: rotated, the ``r`` of a key/value head side by side, float32 ``(n, N, r D)``.
+        importance: of each cell and of "near" to each query, ``(n, N, K * bands + 1)``.
+        key_projection: ``A``, ``(n, d_g, D)``.
+        centroids: ``C``, ``(n, K, d_g)``.
         steps: of Adam, with cosine decay.
         generator: of the batches.
-
-    Returns:
-        Projections ``(n, d_g, d)`` and biases ``(n, K)``.
     """
-    targets = targets / targets.sum(dim=(1, 2), keepdim=True).clamp(min=1e-30) * targets.shape[1]
-    weights = projection.clone().requires_grad_()
-    bias = projection.new_zeros(centroids.shape[:2]).requires_grad_()
-    scale = 3 * float(projection.square().mean().sqrt())
-    parameters = [{"params": [weights], "lr": _LEARNING_RATE * scale}, {"params": [bias], "lr": _LEARNING_RATE}]
-    optimizer = torch.optim.Adam(parameters, betas=(0.9, 0.98))
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5 * (1 + math.cos(math.pi * step / steps)))
+    mean = queries.mean(dim=1, keepdim=True)
+    spread = (queries - mean).square().mean(dim=(1, 2), keepdim=True).sqrt().clamp(min=1e-9)
+    queries = (queries - mean) / spread
+    targets = _weighted(importance)
+    per_key_head = queries.shape[-1] // key_projection.shape[-1]
+    start = key_projection.repeat(1, 1, per_key_head) * (0.3 * spread / per_key_head)
+    bias = (targets.mean(dim=1) + 1e-6).log()
+    bands = targets.shape[-1] // centroids.shape[1]
+    router = QueryRouter(
+        start.requires_grad_(),
+        queries.new_zeros(len(queries), bands + 1, queries.shape[-1], requires_grad=True),
+        (bias - bias.logsumexp(dim=-1, keepdim=True)).requires_grad_(),
+    )
+    optimizer = torch.optim.Adam([router.projection, router.bands, router.bias], _LEARNING_RATE, betas=(0.9, 0.98))
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: min(1, (step + 1) / _WARMUP) * 0.5 * (1 + math.cos(math.pi * step / steps))
+    )
     with torch.enable_grad():
         for _ in range(steps):
-            some = torch.randint(hidden.shape[0], (min(_BATCH, hidden.shape[0]),), generator=generator)
-            scores = query_scores(hidden[some], weights, centroids, bias)
-            loss = -(targets[:, some] * F.log_softmax(scores, dim=-1)).sum(dim=-1).mean()
+            some = torch.randint(queries.shape[1], (min(_BATCH, queries.shape[1]),), generator=generator)
+            scores, wanted = router.scores(queries[:, some], centroids), targets[:, some]
+            loss = wanted.sum(dim=-1) * scores.logsumexp(dim=-1) - (wanted * scores).sum(dim=-1)
             optimizer.zero_grad()
-            loss.backward()
+            loss.mean(dim=1).sum().backward()
             optimizer.step()
             schedule.step()
-    return weights.detach(), bias.detach()
+    return _unscaled(router, mean, spread, centroids)
 
 
-def query_scores(hidden: Tensor, projection: Tensor, centroids: Tensor, bias: Tensor) -> Tensor:
-    """``(N, d)`` to scores of every group in every head, ``(n, N, K)``."""
-    projected = torch.matmul(hidden, projection.transpose(1, 2))
-    return torch.matmul(projected, centroids.transpose(1, 2)) + bias[:, None]
+def _weighted(importance: Tensor) -> Tensor:
+    """Targets: a query's distribution over cells and "near", times its weight, which is about 1 on average."""
+    total = importance.sum(dim=-1, keepdim=True).clamp(min=1e-30)
+    far = total - importance[..., -1:]
+    targets = importance / total * (far / (far + far.mean(dim=1, keepdim=True)).clamp(min=1e-30))
+    return targets / targets.sum(dim=(1, 2), keepdim=True).clamp(min=1e-30) * targets.shape[1]
+
+
+@torch.no_grad()
+def _unscaled(router: QueryRouter, mean: Tensor, spread: Tensor, centroids: Tensor) -> QueryRouter:
+    """The same scores from queries as they are, their mean folded into the bias."""
+    found = QueryRouter(router.projection / spread, router.bands / spread, router.bias)
+    at_mean = found.scores(mean, centroids)[:, 0] - found.bias
+    return QueryRouter(found.projection, found.bands, found.bias - at_mean)

@@ -1,4 +1,4 @@
-"""A whole fit: model and text in, an adapter with routing and budgets per head out."""
+"""A whole fit: model and text in, an adapter with routing by cells out."""
 
 from __future__ import annotations
 
@@ -8,45 +8,51 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.progress import Progress
-from torch import nn
+from torch import Tensor, nn
 from transformers import AutoTokenizer, set_seed
 
 from ..adapter.config import FocusConfig
 from ..adapter.discovery import numbered
 from ..adapter.placement import check_placement, load_base
-from ..adapter.save import save_adapter
 from ..adapter.targets import find_targets
 from ..commits import commit_of
+from ..evaluate.checks import check_length, check_tokenizer, check_vocabulary
+from ..evaluate.leave import replace_sample, write_records
 from ..evaluate.sample import take_sample
 from ..machine import measured_with
 from ..records import Results, load_results
 from ..records.adapter_files import WEIGHTS_FILE
 from ..records.typed import is_number
+from ..routing.cells import CellRouter
 from ..texts import Texts, hash_of
-from ..train.data import check_length, check_tokenizer, check_vocabulary
-from ..train.outcome import replace_sample, write_records
-from .assemble import Budget, Table, add_adapter, choose_budget, cost_table, round_to_half
+from .adapter import save_routers
 from .capture import capture
+from .curves import HeadCurves, joined
+from .dial import DialPoint, dial, offsets, pairs_curves
+from .estimate import Needs, Shapes, layers_at_once, needs
 from .layer import LayerFit, fit_layer, load_layer, save_layer
 from .recipe import FitRecipe
-from .store import bytes_per_window, read
-from .windows import Windows, choose_windows
+from .store import read
+from .windows import spread_windows
+from .words import beforehand
 
 #: Folder of fitted layers, inside the adapter's.
 LAYERS = "fit"
 
 #: Fields of a recipe that decide what layers are fitted to; others may change when they are used again.
 _DECIDE = (
-    *("seq_len", "windows", "cost_windows", "rows", "steps", "seed", "groups"),
-    *("num_groups", "group_dim", "local_window", "sink_tokens"),
+    *("seq_len", "windows", "dial_windows", "rows", "steps", "seed"),
+    *("num_groups", "group_dim", "local_window", "sink_tokens", "num_bands"),
 )
+
+#: Shares of pairs at which the dial is told.
+SHARES = (0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5)
 
 
 @dataclass
@@ -56,14 +62,14 @@ class FitResult:
     Args:
         folder: of the adapter.
         results: how it was fitted; quality is measured by ``focus-hf eval``.
-        budgets: what was chosen; the first one is in force.
-        tables: for every length the cost of each option of each head, by ``"LAYER.HEAD"``.
+        dial: by length of context, what shares of pairs cost by the fit's own estimate.
+        layers: how many of the model's layers are routed, and how many it has.
     """
 
     folder: Path
     results: Results
-    budgets: list[Budget]
-    tables: dict[int, Table]
+    dial: dict[int, list[DialPoint]]
+    layers: tuple[int, int]
 
 
 def fit(
@@ -72,14 +78,14 @@ def fit(
     say: Callable[[str], None] = lambda text: None,
     on_saved: Callable[[Path], object] = lambda folder: None,
 ) -> FitResult:
-    """Fit routing to a model's own attention, choose where pairs are spent, and save.
+    """Fit routing to a model's own attention, and save.
 
     Layers are fitted one by one and kept; ``resume`` uses those that are there.
 
     Args:
         recipe: what to do.
         progress: shows how far it is.
-        say: told what happens next.
+        say: told what happens next, and what it takes.
         on_saved: called with the adapter's folder; `focus_hf.card.write_card` makes its card.
 
     Raises:
@@ -88,6 +94,7 @@ def fit(
     """
     out, started = Path(recipe.output_dir), time.monotonic()
     _refuse_to_overwrite(out, recipe)
+    check_writable(out)
     check_placement(device_map=recipe.device_map, dtype=recipe.dtype)
     set_seed(recipe.seed)
     say("reading text")
@@ -95,48 +102,111 @@ def fit(
     commit, tokenizer_commit = commit_of(recipe.model), commit_of(recipe.tokenizer or recipe.model)
     tokenizer = AutoTokenizer.from_pretrained(recipe.tokenizer or recipe.model, revision=tokenizer_commit)
     model = load_base(recipe.model, device_map=recipe.device_map, dtype=recipe.dtype, revision=commit)
-    check_length(max(recipe.seq_len, *recipe.at), model.config)
-    windows = choose_windows(texts, tokenizer, recipe)
+    check_length(max(recipe.lengths), model.config)
+    windows = spread_windows(texts, tokenizer, recipe.lengths, recipe.seed)
     embeddings: Any = model.get_input_embeddings()
-    for number, ids in windows.ids.items():
+    for number, ids in enumerate(windows):
         check_vocabulary(ids, embeddings.weight.shape[0], texts[number % len(texts)].name)
-    probe = windows.ids[windows.fit_on[0]]
-    check_tokenizer(model, probe[None])
+    rate = _rate(model, windows[0])
 
-    config = recipe.focus_config(revision=commit, tokenizer_revision=tokenizer_commit)
+    config = recipe.focus_config(revision=commit, tokenizer_revision=tokenizer_commit, pairs=recipe.pairs)
     targets = _numbered_targets(model, config)
     made_from = _made_from(recipe, texts, commit)
     fitted = _layers_at_hand(targets, recipe, made_from) if recipe.resume else {}
     if recipe.resume:
         say(f"{len(fitted)} of {len(targets)} layers are fitted already")
     missing = {layer: module for layer, module in targets.items() if layer not in fitted}
+    shapes = Shapes.of(model.config.get_text_config(), len(missing), sum(p.numel() for p in model.parameters()))
+    if missing:
+        expected = needs(shapes, recipe, next(model.parameters()).element_size())
+        check_scratch(expected, recipe)
+        say(beforehand(expected, expected.seconds(rate)))
     shown = Progress(disable=True) if progress is None else progress
-    fitted |= dict(_fit_layers(model, missing, windows, recipe, made_from, shown))
-    if partly := {layer: fit for layer, fit in fitted.items() if not set(recipe.recall_lengths) <= set(fit.recall)}:
-        others = {layer: targets[layer] for layer in partly}
-        fitted |= dict(_fit_layers(model, others, windows.for_recall(), recipe, made_from, shown, partly))
-    tables = {length: cost_table(fitted, length) for length in recipe.lengths}
-    budgets = [
-        choose_budget(
-            *(cost_table(fitted, length, recall), share, length, recipe.uniform),
-            headroom=recipe.headroom,
-            ordinary=tables[length],
-        )
-        for share, length, recall in zip(recipe.pairs, recipe.at, recipe.recall, strict=True)
-    ]
-    config.head_patterns = budgets[0].patterns
-    if len(budgets) > 1:
-        config.budgets = {f"{budget.wanted:g}": budget.patterns for budget in budgets}
-    routed = add_adapter(model, config, {layer: fit.routers for layer, fit in fitted.items()})
-    if recipe.half:
-        round_to_half(routed)  # what is measured here is what others load
+    fitted |= dict(_fit_layers(model, missing, windows, recipe, made_from, shown, shapes))
+
+    routers, curves = compare_heads(fitted)
+    config.pairs_curves = pairs_curves(curves)
+    told = {length: dial(curves, length, SHARES) for length in _lengths(recipe)}
+    config.threshold = _threshold(told, recipe.pairs, config.threshold)
+    routed, folder = save_routers(model, config, routers, out)
     seconds = time.monotonic() - started + (_seconds_before(out) if len(missing) < len(targets) else 0.0)
     results = Results(measured_with=measured_with(), training=_facts(recipe, texts, seconds))
-    folder = save_adapter(routed, out, dtype=torch.float16 if recipe.half else None)
-    replace_sample(take_sample(routed, probe), folder)
+    replace_sample(take_sample(routed, windows[0]), folder)
     write_records(results, folder)
     on_saved(folder)
-    return FitResult(folder, results, budgets, tables)
+    return FitResult(folder, results, told, (len(targets), _layers_of(model, len(targets))))
+
+
+def compare_heads(fitted: Mapping[int, LayerFit]) -> tuple[dict[int, CellRouter], HeadCurves]:
+    """Routers with offsets, and the curves of all heads as functions of the one threshold.
+
+    Args:
+        fitted: by layer.
+    """
+    layers = sorted(fitted)
+    curves = joined(fitted[layer].curves for layer in layers)
+    found = offsets(curves)
+    parts = found.split([len(fitted[layer].router.offset) for layer in layers])
+    routers = {layer: replace(fitted[layer].router, offset=part) for layer, part in zip(layers, parts, strict=True)}
+    return routers, curves.shifted(found)
+
+
+def check_writable(folder: Path) -> None:
+    """Make sure that a folder can be made and written to, before hours of work.
+
+    Raises:
+        ValueError: it cannot.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ValueError(
+            f"output_dir {folder} cannot be written to ({error.strerror}): name another folder."
+        ) from None
+
+
+def check_scratch(expected: Needs, recipe: FitRecipe) -> None:
+    """Make sure that captured tensors find room.
+
+    Raises:
+        ValueError: they do not, or their folder does not exist.
+    """
+    folder = Path(recipe.scratch_dir or tempfile.gettempdir())
+    if not folder.is_dir():
+        raise ValueError(f"scratch_dir {folder} is no folder: make it, or name another.")
+    free = shutil.disk_usage(folder).free
+    if free < expected.scratch:
+        raise ValueError(
+            f"{folder} has {free / 1e9:.1f} GB free, and captured tensors take {expected.scratch / 1e9:.1f} GB at "
+            "once: free some, name another scratch_dir, or let them come in more passes (a smaller scratch_gb)."
+        )
+
+
+def _rate(model: Any, ids: Tensor) -> float:
+    """Operations a second, from a forward pass that checks the tokenizer, too."""
+    started = time.monotonic()
+    check_tokenizer(model, ids[None])
+    seconds = time.monotonic() - started
+    return 2.0 * sum(p.numel() for p in model.parameters()) * min(len(ids), 256) / max(seconds, 1e-3)
+
+
+def _lengths(recipe: FitRecipe) -> list[int]:
+    """Lengths at which the dial is told: powers of two, up to the longest windows."""
+    longest = max(recipe.lengths).bit_length() - 1
+    return [1 << power for power in range(min(10, longest), longest + 1)]
+
+
+def _threshold(told: Mapping[int, Sequence[DialPoint]], share: float, otherwise: float) -> float:
+    """The plain dial that attends to a share of the pairs in the longest windows, or nearly."""
+    points = told[max(told)]
+    nearest = min(points, key=lambda point: abs(point.pairs - share), default=None)
+    return otherwise if nearest is None else round(nearest.threshold, 3)
+
+
+def _layers_of(model: Any, otherwise: int) -> int:
+    return int(getattr(model.config.get_text_config(), "num_hidden_layers", otherwise))
 
 
 def _numbered_targets(model: Any, config: FocusConfig) -> dict[int, Any]:
@@ -170,9 +240,7 @@ def _refuse_to_overwrite(out: Path, recipe: FitRecipe) -> None:
 def _made_from(recipe: FitRecipe, texts: Sequence[Texts], commit: str | None) -> str:
     """What stands for everything that fitted layers depend on."""
     facts = {name: getattr(recipe, name) for name in _DECIDE}
-    facts |= {"model": recipe.model, "commit": commit, "lengths": recipe.lengths}
-    if recipe.dtype != "auto":
-        facts["dtype"] = recipe.dtype
+    facts |= {"model": recipe.model, "commit": commit, "dtype": recipe.dtype}
     facts["texts"] = [[text.name, text.revision] for text in texts]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
@@ -195,56 +263,54 @@ def _layer_file(recipe: FitRecipe, layer: int) -> Path:
 
 def _fit_layers(
     model: Any,
-    targets: dict[int, nn.Module],
-    windows: Windows,
+    targets: Mapping[int, nn.Module],
+    windows: Sequence[Tensor],
     recipe: FitRecipe,
     made_from: str,
     progress: Progress,
-    fitted: Mapping[int, LayerFit] | None = None,
+    shapes: Shapes,
 ) -> Iterator[tuple[int, LayerFit]]:
     """Fit layers and keep each; as many are captured at once as there is room for.
 
     Args:
         model: the base model.
         targets: attention modules to fit, by number.
-        windows: to look at.
+        windows: to look at; the last ones are those of the dial.
         recipe: how.
         made_from: see `_made_from`.
         progress: shows how far it is.
-        fitted: the layers, if all that is missing is what options do to recall.
+        shapes: of the model.
     """
-    passes = list(_passes(sorted(targets), model.config, windows, recipe))
-    seen = progress.add_task("running windows of text", total=len(passes) * len(windows.ids))
+    count = layers_at_once(
+        sum(shapes.bytes_of_window(len(ids), recipe.rows) for ids in windows), recipe.scratch_gb, len(targets)
+    )
+    passes = list(_passes(sorted(targets), count))
+    seen = progress.add_task("running windows of text", total=len(passes) * len(windows))
     done = progress.add_task("fitting layers", total=len(targets))
+    numbers = list(range(len(windows)))
+    fit_on, measure_on = numbers[: -recipe.dial_windows], numbers[-recipe.dial_windows :]
     for layers in passes:
         with tempfile.TemporaryDirectory(prefix="focus-fit-", dir=recipe.scratch_dir) as scratch:
             folder = Path(scratch)
             capture(
                 model,
                 {layer: targets[layer] for layer in layers},
-                windows.ids,
+                dict(enumerate(windows)),
                 folder,
                 rows=recipe.rows,
                 seed=recipe.seed,
-                copied=windows.copied,
                 checkpointing=recipe.gradient_checkpointing,
                 tick=partial(progress.advance, seen),
             )
             for layer in layers:
-                reader = partial(read, folder, layer=layer)
-                numbers = windows.fit_on, windows.measure_on
-                known = None if fitted is None else fitted[layer]
-                found = fit_layer(reader, *numbers, recipe, recipe.seed + layer, windows.recall_on, known)
+                found = fit_layer(partial(read, folder, layer=layer), fit_on, measure_on, recipe, recipe.seed + layer)
                 save_layer(found, _layer_file(recipe, layer), made_from)
                 progress.update(done, advance=1, description=f"fitting layers (layer {layer})")
                 yield layer, found
 
 
-def _passes(layers: Sequence[int], model_config: Any, windows: Windows, recipe: FitRecipe) -> Iterator[list[int]]:
-    """Layers whose captured tensors find room together; the later ones first, since the backward pass meets them
-    first."""
-    each = sum(bytes_per_window(model_config, len(ids), recipe.rows) for ids in windows.ids.values())
-    count = max(1, int(recipe.scratch_gb * 1e9 / each))
+def _passes(layers: Sequence[int], count: int) -> Iterator[list[int]]:
+    """So many layers at once; the later ones first, since the backward pass meets them first."""
     for end in range(len(layers), 0, -count):
         yield list(layers[max(0, end - count) : end])
 
@@ -254,16 +320,12 @@ def _facts(recipe: FitRecipe, texts: Sequence[Texts], seconds: float) -> dict[st
     files = {"data": ", ".join(text.name for text in texts), "data revision": texts[0].revision}
     if recipe.train_file:
         files["data revision"] = hash_of(recipe.train_file)
-    budgets = [f"{share:.0%} at {length:,} tokens" for share, length in zip(recipe.pairs, recipe.at, strict=True)]
+    lengths = zip(recipe.windows, recipe.seq_len, strict=True)
     return {
         **files,
-        "method": "fitted to the base model's attention, head by head" if recipe.groups else "budgets without groups",
-        "windows": f"{recipe.windows} of {recipe.seq_len} tokens",
-        "windows for costs": f"{recipe.cost_windows} for each length",
-        "pairs": ", ".join(budgets),
-        "recall": ", ".join(f"{share:.2%}" for share in recipe.recall) if any(recipe.recall) else "not considered",
-        "headroom": f"{recipe.headroom:.0%}",
-        "heads": "alike" if recipe.uniform else "each by its costs",
+        "method": "fitted to the base model's attention, head by head",
+        "windows": " and ".join(f"{count} of {length:,} tokens" for count, length in lengths),
+        "windows for the dial": f"{recipe.dial_windows} of {max(recipe.seq_len):,} tokens",
         "seed": recipe.seed,
         "seconds": round(seconds),
         "recipe": {k: v for k, v in asdict(recipe).items() if k in _DECIDE},

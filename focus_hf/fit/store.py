@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -25,24 +24,20 @@ class LayerWindow:
     """One attention layer over one window of ``T`` tokens, float32; ``R`` of its queries.
 
     Args:
-        hidden: what enters the attention module, ``(T, d)``.
         keys: ``(H_kv, T, D)``, as they meet queries.
         plain_keys: ``(H_kv, T, D)``, before rotary positions.
         values: ``(H_kv, T, D_v)``.
         positions: int64 ``(R,)``, ascending: the queries that were kept.
         queries: ``(H, R, D)``, as they meet keys.
-        plain_queries: ``(H_kv, R, D)``, before rotary positions, the mean over the query heads of a KV head.
         gradients: ``(H, R, D_v)``.
         scale, softcap, sink_logits: see `HeadWindow`.
     """
 
-    hidden: Tensor
     keys: Tensor
     plain_keys: Tensor
     values: Tensor
     positions: Tensor
     queries: Tensor
-    plain_queries: Tensor
     gradients: Tensor
     scale: float
     softcap: float | None = None
@@ -109,14 +104,6 @@ def write(folder: Path, window: int, layer: int, tensors: Mapping[str, Tensor]) 
         save_file(stored, _path(folder, window, layer))
     except (SafetensorError, OSError) as error:
         raise OSError(f"cannot write to {folder} ({error}): free some space, or name another scratch_dir.") from error
-
-
-def bytes_per_window(model_config: Any, length: int, rows: int) -> int:
-    """About how much a file takes, from the shapes in a model's configuration."""
-    heads = int(getattr(model_config, "num_attention_heads", 1))
-    kv_heads = int(getattr(model_config, "num_key_value_heads", None) or heads)
-    size = int(getattr(model_config, "head_dim", None) or model_config.hidden_size // heads)
-    return 2 * (length * (model_config.hidden_size + 3 * kv_heads * size) + rows * size * (2 * heads + kv_heads))
 
 
 def _path(folder: Path, window: int, layer: int) -> Path:

@@ -3,50 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..texts import Texts, tokenize
-from .recall import with_copies
-from .recipe import FitRecipe
 
 #: Enough for most text; what yields fewer tokens is read whole.
 _CHARACTERS_PER_TOKEN = 8
-
-
-@dataclass(frozen=True)
-class Windows:
-    """Token ids by number, and what they are for; of those with copies, which of their tokens are copied."""
-
-    ids: dict[int, Tensor]
-    fit_on: list[int]
-    measure_on: dict[int, list[int]]
-    recall_on: dict[int, list[int]]
-    copied: dict[int, Tensor]
-
-    def for_recall(self) -> Windows:
-        """Those with copies alone."""
-        return Windows({number: self.ids[number] for number in self.copied}, [], {}, self.recall_on, self.copied)
-
-
-def choose_windows(texts: Sequence[Texts], tokenizer: Any, recipe: FitRecipe) -> Windows:
-    """The windows of a fit: of text as it is, and, where recall counts, the same with copies in them."""
-    lengths = [recipe.seq_len] * recipe.windows
-    measure_on = {}
-    for length in recipe.lengths:
-        measure_on[length] = list(range(len(lengths), len(lengths) + recipe.cost_windows))
-        lengths += [length] * recipe.cost_windows
-    ids = dict(enumerate(spread_windows(texts, tokenizer, lengths, recipe.seed)))
-    recall_on, copied = {}, {}
-    for length in recipe.recall_lengths:
-        recall_on[length] = list(range(len(ids), len(ids) + recipe.cost_windows))
-        for number, source in zip(recall_on[length], measure_on[length], strict=True):
-            generator = torch.Generator().manual_seed(recipe.seed * 1_000_003 + number)
-            ids[number], copied[number] = with_copies(ids[source], generator)
-    return Windows(ids, list(range(recipe.windows)), measure_on, recall_on, copied)
 
 
 def spread_windows(texts: Sequence[Texts], tokenizer: Any, lengths: Sequence[int], seed: int) -> list[Tensor]:

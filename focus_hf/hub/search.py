@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from huggingface_hub import HfApi, ModelInfo
+from huggingface_hub import EvalResult, HfApi, ModelInfo
 
 from ..escape import one_line
 from ..records.adapter_files import CONFIG_FILE, GROUPS_FILE, HUB_TAG, AdapterFileError, read_config
@@ -47,6 +48,7 @@ class Found:
         base_model: Hub id.
         num_groups, top_k, local_window: of the adapter; ``None`` where its card does not say.
         perplexity_change: against dense attention, in per cent, as the card says.
+        losses: by kind of text, the same at about a quarter of the pairs, as the card's results say.
         groups: what its groups are about.
         downloads, likes: as the Hub counts them.
         updated: date of the last commit.
@@ -62,6 +64,7 @@ class Found:
     top_k: int | None = None
     local_window: int | None = None
     perplexity_change: float | None = None
+    losses: dict[str, float] = field(default_factory=dict)
     groups: list[str] = field(default_factory=list)
     downloads: int = 0
     likes: int = 0
@@ -229,6 +232,7 @@ def _read(model: ModelInfo, hub: Hub) -> Found:
         next(iter(strings(base)), None),
         **values,
         perplexity_change=_number(focus.get("perplexity_change"), float),
+        losses=_losses(model),
         groups=strings(focus.get("groups")),
         downloads=model.downloads or 0,
         likes=model.likes or 0,
@@ -239,6 +243,27 @@ def _read(model: ModelInfo, hub: Hub) -> Found:
         gated=bool(model.gated),
         commit=model.sha or "",
     )
+
+
+#: How the card's results name what they measured, see `focus_hf.records.mode_name`.
+_METRIC = re.compile(r"perplexity at (\d{1,9}) tokens, (?:dense \(base model\)|Focus, pairs=(0?\.2\d*|0?\.30?))")
+
+
+def _losses(model: ModelInfo) -> dict[str, float]:
+    """Of each text with a row of dense attention and one of about a quarter of the pairs, the first such length."""
+    rows = card(model).eval_results
+    measured: dict[tuple[str, str], dict[bool, float]] = {}
+    for row in rows if isinstance(rows, list) else ():
+        named = isinstance(row, EvalResult) and isinstance(row.dataset_name, str) and row.dataset_name
+        metric = _METRIC.fullmatch(str(row.metric_name)) if named else None
+        if metric and is_number(row.metric_value) and row.metric_value > 0:
+            kind = row.dataset_name.removesuffix(".txt")
+            measured.setdefault((kind, metric[1]), {}).setdefault(metric[2] is None, float(row.metric_value))
+    losses: dict[str, float] = {}
+    for (kind, _), found in measured.items():
+        if len(found) == 2:
+            losses.setdefault(kind, round(100 * (found[False] / found[True] - 1), 2))
+    return losses
 
 
 def _number(value: Any, kind: type) -> Any:

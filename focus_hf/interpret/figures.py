@@ -41,13 +41,15 @@ def save_plots(report: GroupReport, folder: str | os.PathLike[str]) -> list[Path
 
 def head_figure(layer: LayerFacts, bands: Sequence[int], path: str | os.PathLike[str]) -> Path:
     """Of one head: the share of its attention that falls on each group at each distance, in per cent; beside each group
-    how many of the queries read it at any distance it is read most at."""
+    how many of the queries read it, at the distance at which most do."""
     rows = layer.most_read(_GROUPS, named=False)
     attention, reads = np.array(layer.attention), np.array(layer.reads)
     others = [group for group in range(len(attention)) if group not in rows]
-    values = 100 * np.concatenate([attention[rows], attention[others].sum(axis=0, keepdims=True)])
-    labels = [f"{_plain(layer.groups[group].name)}\nread by {100 * reads[group].max():.0f} %" for group in rows]
-    labels.append(f"{len(others)} other groups")
+    values = 100 * attention[rows]
+    labels = [f"{_called(layer, group)}\nread by {100 * reads[group].max():.0f} %" for group in rows]
+    if others:
+        values = np.concatenate([values, 100 * attention[others].sum(axis=0, keepdims=True)])
+        labels.append(f"{len(others)} other groups")
     pyplot = _pyplot()
     figure, axis = pyplot.subplots(
         figsize=(3.2 + 0.8 * max(len(bands), 3), 1.2 + 0.46 * len(labels)), dpi=110, layout="constrained"
@@ -62,6 +64,14 @@ def head_figure(layer: LayerFacts, bands: Sequence[int], path: str | os.PathLike
     axis.set_xlabel("tokens back")
     axis.set_title(f"{_plain(layer.short_title)}: attention by group and distance (%)", fontsize=10)
     return _save(figure, path, digest(picture_data(layer)))
+
+
+def _called(layer: LayerFacts, group: int) -> str:
+    """A group's name; of one that has none its most typical tokens."""
+    facts = layer.groups[group]
+    if facts.name != "mixed":
+        return _plain(facts.name)
+    return _plain("mixed: " + " ".join(str(item["token"])[:10] for item in (facts.lifted or facts.top)[:3]))
 
 
 def _distance(bands: Sequence[int], band: int) -> str:

@@ -218,7 +218,8 @@ def check_numbers(name: str, dtype: str, are_finite: bool | None, source: str) -
         )
     if not are_finite:
         raise AdapterFileError(
-            f"{source}: {name} holds NaN, infinity or what is too large for it; its training diverged, train it again."
+            f"{source}: {name} holds NaN or infinity, or what is too large for its type; its training diverged, train "
+            "it again."
         )
 
 

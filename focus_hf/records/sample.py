@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from ..files import write_atomically
@@ -22,6 +23,7 @@ class TokenSample:
         groups: for each attention module (or head of one, where heads route by themselves) its tokens' groups.
         top_k: of the adapter when it was recorded.
         weights_sha256: of the adapter.
+        reads: for each head that routes by itself, how many cells each token reads.
         schema: version of the file's format.
     """
 
@@ -29,6 +31,7 @@ class TokenSample:
     groups: dict[str, list[int]]
     top_k: int
     weights_sha256: str = ""
+    reads: dict[str, list[int]] = field(default_factory=dict)
     schema: int = SCHEMA
 
     def save(self, folder: str | os.PathLike[str]) -> None:
@@ -48,8 +51,10 @@ class TokenSample:
             return None
         try:
             sample = cls(**read_json(path))
-            lengths = {len(sample.ids), *map(len, sample.groups.values())}
-            if sample.schema > SCHEMA or len(lengths) != 1 or not all(isinstance(i, int) for i in sample.ids):
+            lengths = {len(sample.ids), *map(len, sample.groups.values()), *map(len, sample.reads.values())}
+            if sample.schema > SCHEMA or len(lengths) != 1 or not all(
+                isinstance(i, int) for i in (*sample.ids, *itertools.chain(*sample.reads.values()))
+            ):
                 raise ValueError("its lists do not fit together, or it was written by a newer focus_hf")
         except (TypeError, ValueError, AttributeError) as error:
             raise AdapterFileError(f"{path} cannot be read ({error}); record it again.") from None

@@ -1,17 +1,11 @@
-"""Windows of token ids as training takes them, and checks that they fit a model."""
+"""Windows of token ids as training takes them, and a check that they hold what it learns from."""
 
 from __future__ import annotations
 
-from typing import Any
-
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import Dataset
 
-from ..evaluate import perplexity
 from ..settings import FocusSettings
-
-#: Windows on which a tokenizer is found not to fit, and tokens of each.
-_PROBED, _PROBED_TOKENS = 4, 256
 
 
 class WindowDataset(Dataset):
@@ -31,33 +25,6 @@ class WindowDataset(Dataset):
         return {"input_ids": self.windows[index], "labels": self.windows[index]}
 
 
-def check_vocabulary(windows: Tensor, vocabulary: int, source: str) -> None:
-    """Make sure that a tokenizer belongs to a model.
-
-    Raises:
-        ValueError: a token id that the model does not have.
-    """
-    largest = int(windows.max())
-    if largest >= vocabulary:
-        raise ValueError(
-            f"The tokenizer does not fit the model: {source} has token id {largest}, the model's vocabulary ends at "
-            f"{vocabulary - 1}. Name the model's own tokenizer."
-        )
-
-
-def check_length(length: int, config: Any) -> None:
-    """Make sure that windows fit into a model's positions.
-
-    Raises:
-        ValueError: they do not.
-    """
-    positions = getattr(config, "max_position_embeddings", None)
-    if length < 2:
-        raise ValueError(f"seq_len must be at least 2, got {length}.")
-    if positions is not None and length > positions:
-        raise ValueError(f"seq_len is {length}, but the model has {positions} positions. Use at most {positions}.")
-
-
 def check_reach(length: int, settings: FocusSettings) -> None:
     """Make sure that windows hold pairs of tokens that groups decide about; centroids learn from nothing else.
 
@@ -71,19 +38,4 @@ def check_reach(length: int, settings: FocusSettings) -> None:
             f"none: local_window is {settings.local_window}, sink_tokens is {settings.sink_tokens} and dense_below is "
             f"{settings.dense_below}. Use a seq_len of at least {shortest}, better several times that, or smaller "
             "values of these."
-        )
-
-
-def check_tokenizer(model: nn.Module, windows: Tensor) -> None:
-    """Make sure that a pretrained model predicts its text (windows ``(N, T)``) better than chance.
-
-    Raises:
-        ValueError: it does not: it reads tokens of another tokenizer.
-    """
-    chance = int(model.get_input_embeddings().weight.shape[0])  # type: ignore[operator]
-    measured = perplexity(model, windows[:_PROBED, :_PROBED_TOKENS], batch_size=1)
-    if not measured < 2 * chance:  # an untrained model is at chance
-        raise ValueError(
-            f"The base model predicts this text worse than chance (perplexity {measured:,.0f}, chance is {chance:,}): "
-            "the tokenizer does not fit the model, or the weights are not those of a language model."
         )

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ..attention import HARD_GATE
-from ..evaluate import QualityRow, quality_figure
+from ..evaluate.leave import replace_sample
 from ..files import write_atomically
-from ..records import Results, TokenSample, save_results
-from ..records.adapter_files import CONFIG_FILE, GROUPS_FILE, weights_hash
+from ..records import TokenSample
+from ..records.adapter_files import CONFIG_FILE
 from ..texts import Texts
 from .checkpoints import save_base
 from .recipe import TrainRecipe
 
 #: Log of a training run, beside the adapter.
 LOG_FILE = "training_log.json"
-
-#: Picture of perplexity against pairs, in the folder of pictures.
-_QUALITY = "quality.png"
 
 
 def training_facts(recipe: TrainRecipe, training: Texts, windows: int, trainer: Any, seconds: float) -> dict[str, Any]:
@@ -79,28 +74,6 @@ def start_records(
         save_base(model, folder / "base", recipe.tokenizer or recipe.model)
         _point_to_base(folder)
     replace_sample(sample, folder)
-
-
-def replace_sample(sample: TokenSample, folder: Path) -> None:
-    """Write a sample of tokens with their groups, and remove what was said of the groups before."""
-    figures = folder / "figures"
-    for stale in (folder / GROUPS_FILE, figures / _QUALITY, *figures.glob("groups-*.png")):
-        stale.unlink(missing_ok=True)
-    replace(sample, weights_sha256=weights_hash(folder)).save(folder)
-
-
-def write_records(results: Results, folder: Path) -> None:
-    """Write the figures, as far as they are known, and their picture.
-
-    Args:
-        results: what was measured; the hash of the weights is filled in.
-        folder: of the adapter.
-    """
-    results.weights_sha256 = weights_hash(folder)
-    save_results(results, folder)
-    for evaluation in results.evaluations[:1]:
-        with contextlib.suppress(ModuleNotFoundError):  # figures without a picture are still figures
-            quality_figure([QualityRow(**row) for row in evaluation.rows], folder / "figures" / _QUALITY)
 
 
 def _point_to_base(folder: Path) -> None:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..adapter import FocusConfig
+from ..recipe_values import check_integer, recipe_values
 from ..texts import TextSource
-from .values import check_integer, recipe_values
 
 #: What is trained: the centroids of a frozen model, or everything.
 WEIGHTS = ("frozen", "trained")

@@ -21,6 +21,8 @@ from ..adapter.save import save_adapter
 from ..attention import HARD_GATE
 from ..commits import commit_of
 from ..evaluate import EvaluationPlan, TokenText, evaluate
+from ..evaluate.checks import check_length, check_tokenizer, check_vocabulary
+from ..evaluate.leave import write_records
 from ..evaluate.sample import take_sample
 from ..machine import measured_with
 from ..records import Evaluation, Results
@@ -28,9 +30,9 @@ from ..records.adapter_files import WEIGHTS_FILE
 from ..texts import Texts, TextSource, cut
 from .calibration import calibrate, calibration_sample
 from .checkpoints import last_checkpoint, load_base_weights
-from .data import check_length, check_reach, check_tokenizer, check_vocabulary
+from .data import check_reach
 from .monitor import TrainingDiverged
-from .outcome import start_records, training_facts, write_records
+from .outcome import start_records, training_facts
 from .recipe import TrainRecipe
 from .trainer import make_trainer
 

@@ -51,3 +51,14 @@ def unchecked(what: str, claimed: object, why: str) -> Claim:
 def all_hold(claims: Sequence[Claim]) -> bool:
     """Whether nothing speaks against the card."""
     return all(claim.verdict != DIFFERS for claim in claims)
+
+
+def verdict_of(claims: Sequence[Claim], has_card: bool) -> str:
+    """All claims in a sentence: what is not there, or was not looked at, does not hold."""
+    differing = sum(claim.verdict == DIFFERS for claim in claims)
+    open_ = sum(claim.verdict == UNCHECKED for claim in claims)
+    if differing:
+        return f"{differing} of {len(claims)} claims do not hold."
+    if not has_card:
+        return "There is no card to hold; what lies in the files does, as far as it was checked."
+    return "The card holds." if not open_ else f"The card holds in what was checked; {open_} claims were not."

@@ -6,14 +6,18 @@ import html
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from safetensors import safe_open
 
 from ..card import FocusModelCard
+from ..card.figures import DIAL, dial_points
 from ..card.read import is_ours, read_card
 from ..card.sections import CardText, Section
 from ..records import AdapterConfig, GroupReport, Results, TokenSample
 from ..records.adapter_files import GROUPS_FILE, WEIGHTS_FILE, weights_hash
+from ..records.group_markdown import HEADS, picture, picture_data
+from ..records.pictures import digest, digest_in
 from .claims import DIFFERS, HOLDS, Claim, same, unchecked
 
 
@@ -45,6 +49,21 @@ def check_files(
     counted = sum(_size(shape) for name, shape in shapes.items() if not name.endswith("focus_balance"))
     yield same("parameters", f"{config.num_parameters:,}", f"{counted:,}")
     yield from _check_text(folder)
+    yield from _check_pictures(folder, results, report)
+
+
+def _check_pictures(folder: Path, results: Results | None, report: GroupReport | None) -> Iterator[Claim]:
+    """Whether pictures were made of the data that lies beside them."""
+    data: dict[str, Any] = {picture(layer): picture_data(layer) for layer in (report.that_matter(HEADS) if report else ())}
+    if results is not None:
+        data[DIAL] = dial_points(results)
+    there = [name for name in data if (folder / name).is_file()]
+    wrong = [name for name in there if digest_in(folder / name) != digest(data[name])]
+    for name in wrong:
+        yield Claim(name, "of its data", "of other data", DIFFERS)
+    if there:
+        right = f"{len(there) - len(wrong)} of {len(there)}"
+        yield Claim("pictures", "of their data", right, DIFFERS if wrong else HOLDS)
 
 
 def _size(shape: list[int]) -> int:

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from ..evaluate import Mode, SlidingWindows, measure_quality
 from ..evaluate.sample import take_sample
 from ..interpret import group_report, read_treebank
-from ..records import Evaluation, GroupReport, Results
+from ..records import Evaluation, GroupReport, LayerFacts, Results
 from ..records.sample import TokenSample, same_groups
 from ..texts import cut, hash_of, read_again
 from ..train.calibration import calibration_sample, largest_groups
-from .claims import DIFFERS, HOLDS, Claim, close, unchecked
+from .claims import DIFFERS, HOLDS, Claim, close, same, unchecked
 
 #: How far a number may be off: other machines and kernels round differently.
-SAME_GROUP, PERPLEXITY, SHARE, AGREEMENT, BALANCE = 0.99, 0.005, 0.01, 0.01, 0.01
+SAME_GROUP, PERPLEXITY, SHARE, AGREEMENT, BALANCE, LOSS, NAME, COPIES = 0.99, 0.005, 0.01, 0.01, 0.01, 0.002, 0.05, 0.02
 
 
 def check_sample(model: nn.Module, sample: TokenSample | None) -> Iterator[Claim]:
@@ -26,7 +28,8 @@ def check_sample(model: nn.Module, sample: TokenSample | None) -> Iterator[Claim
     if sample is None:
         yield unchecked("groups of a recorded sample", "", "none was recorded")
         return
-    here = same_groups(sample, take_sample(model, torch.tensor(sample.ids)))
+    again = take_sample(model, torch.tensor(sample.ids))
+    here = same_groups(sample, again)
     yield close(
         f"groups of {len(sample.ids)} recorded tokens, same",
         1.0,
@@ -35,6 +38,9 @@ def check_sample(model: nn.Module, sample: TokenSample | None) -> Iterator[Claim
         "{:.1%}",
         note=f"at least {SAME_GROUP:.0%}",
     )
+    if sample.reads:
+        one, two = (sum(map(sum, found.reads.values())) for found in (sample, again))
+        yield close("cells that the recorded tokens read", one, two, (1 - SAME_GROUP) * one, "{:,.0f}")
 
 
 def check_perplexities(
@@ -68,6 +74,9 @@ def check_perplexities(
             what = f"{name}: {mode}"
             pairs = float(row["pairs"])
             holds = abs(here.perplexity - claimed) <= PERPLEXITY * claimed and abs(here.pairs - pairs) <= SHARE
+            for part in ("copies", "rest"):  # losses in nats, of few tokens or many
+                was, now = row.get(part), getattr(here, part)
+                holds = holds and (was is None or now is None or abs(was - now) <= COPIES)
             yield Claim(
                 what,
                 f"{claimed:.3f} ({100 * pairs:.1f} % of pairs)",
@@ -93,17 +102,24 @@ def check_groups(
 ) -> Iterator[Claim]:
     """Shares of all groups, and agreement with gold labels, if the text of the report can be had."""
     name, revision = str(report.text.get("name") or "a text"), str(report.text.get("revision") or "")
+    besides = report.text.get("besides") or {}
     source: Any = None
+    texts: list[str] | None = []
     if treebanks and hash_of(treebanks) == revision:
         source = read_treebank(*treebanks)
     elif (text := read_again({}, revision, files)) is not None:
         source = text.documents
-    if source is None:
-        yield unchecked(f"groups on {name}", f"{len(report.layers)} layers", _where({"files": name}, revision))
+    if besides:
+        more = read_again({}, str(besides.get("revision")), files)
+        texts = None if more is None else more.documents
+    if source is None or texts is None:
+        missing = (name, revision) if source is None else (besides.get("name"), str(besides.get("revision")))
+        yield unchecked(f"groups on {name}", f"{len(report.layers)} layers", _where({"files": missing[0]}, missing[1]))
         return
-    here = group_report(
-        model, tokenizer, source, name=name, revision=revision, window=int(report.text["window"]), seed=report.seed
-    )
+    here = group_report(model, tokenizer, source, texts=texts, window=int(report.text["window"]), seed=report.seed)
+    yield same("setting of the adapter when its groups were read", report.setting, here.setting)
+    for what in ("routed_layers", "attention_layers"):
+        yield same(what.replace("_", " "), getattr(report, what), getattr(here, what))
     measured_layers = {layer.name: layer for layer in here.layers}
     for claimed in report.layers:
         if claimed.name not in measured_layers:  # another head attends as far away, to the last digits
@@ -113,9 +129,36 @@ def check_groups(
         pairs = zip(claimed.groups, measured.groups, strict=True)
         off = max(abs(one.share - two.share) for one, two in pairs)
         yield close(f"shares of the groups of {claimed.name}, off by", 0.0, off, SHARE, "{:.4f}")
+        yield from _check_names(claimed, measured)
+        yield from _check_reading(claimed, measured)
         for kind in claimed.agreement.keys() & measured.agreement.keys():
             one, two = (layer.agreement[kind]["groups"]["nmi"] for layer in (claimed, measured))
             yield close(f"NMI of {claimed.name} with {kind}", float(one), float(two), AGREEMENT, "{:.4f}")
+
+
+def _check_names(claimed: LayerFacts, measured: LayerFacts) -> Iterator[Claim]:
+    """Names, and how far each can be trusted; a token more or less may tip a name that was close."""
+    both = list(zip(claimed.groups, measured.groups, strict=True))
+    named = sum(one.name == two.name for one, two in both)
+    note = "a name may tip where another fits nearly as well"
+    yield close(f"names of the groups of {claimed.name}, same", 1.0, named / len(both), 0.05, "{:.1%}", note)
+    alike = [(one, two) for one, two in both if one.name == two.name and one.share > SHARE]
+    kinds = ("covers", "chance", "lookup", "contextual")
+    off = max((abs(getattr(one, kind) - getattr(two, kind)) for one, two in alike for kind in kinds), default=0.0)
+    yield close(f"what names fit in {claimed.name}, off by", 0.0, off, NAME, "{:.4f}")
+    yield close(f"tokens of {claimed.name} by context", claimed.contextual, measured.contextual, SHARE, "{:.4f}")
+
+
+def _check_reading(claimed: LayerFacts, measured: LayerFacts) -> Iterator[Claim]:
+    """What is read, by group and distance, and what that is worth."""
+    for what in ("reads", "attention"):
+        one, two = (np.array(getattr(layer, what)) for layer in (claimed, measured))
+        off = float(np.abs(one - two).max(initial=0.0)) if one.shape == two.shape else math.inf
+        yield close(f"{what} of {claimed.name} by group and distance, off by", 0.0, off, SHARE, "{:.4f}")
+    for what, tolerance in (("silent", SHARE), ("loss", LOSS)):
+        one, two = getattr(claimed, what), getattr(measured, what)
+        if one is not None and two is not None:
+            yield close(f"{what} of {claimed.name}", one, two, tolerance, "{:.4f}")
 
 
 def check_balance(model: nn.Module, tokenizer: Any, results: Results, files: Sequence[str]) -> Iterator[Claim]:

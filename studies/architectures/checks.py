@@ -36,7 +36,7 @@ def routed(base: Any, **changes: Any) -> Any:
     torch.manual_seed(1)
     model = get_peft_model(base, config(**changes)).eval()
     for layer in layers(model):
-        layer.focus_balance["default"].data.normal_(std=2.0)
+        layer.focus_balance["default"].data.normal_(std=0.5 if layer.configs["default"].by_cells else 2.0)
     return model
 
 
@@ -114,7 +114,7 @@ def definition(base: Any, model: Any) -> str | None:
 def reference(base: Any, model: Any) -> str | None:
     """Every path against masked attention."""
     ids, result = tokens(), []
-    for path in ("masked", "biased", "grouped", "auto"):
+    for path in ("masked", "blocked", "gathered", "grouped", "auto"):
         focus_hf.set_routing(model, path=path)
         try:
             result.append(logits(model, ids))

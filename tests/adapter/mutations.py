@@ -86,6 +86,7 @@ def mutate_numbers(chance: random.Random, data: bytes) -> bytes:
     """Numbers of the tensors set to what numbers can be; or a tensor made of numbers of twice the length."""
     length = struct.unpack("<Q", data[:8])[0]
     header, body = json.loads(data[8 : 8 + length]), bytearray(data[8 + length :])
+    header.pop("__metadata__", None)
     size, code, large = (2, "e", 6e4) if next(iter(header.values()))["dtype"] == "F16" else (4, "f", 1e38)
     special = [float("nan"), float("inf"), -float("inf"), large, -large, 0.0, 1e-7]
     if chance.random() < 0.2:

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.distributed import DistributedConfig
 
-from focus_hf.adapter import focus_layers, observe_attention
+from focus_hf.adapter import focus_layers
 from tests.families import token_ids
 
 torch.set_num_threads(1)
@@ -45,17 +45,6 @@ def gradients(model: Any, ids: torch.Tensor) -> list[Any]:
     return [p.grad.tolist() for layer in learned for p in layer if p.grad is not None]
 
 
-def refusal(model: Any, adapter: str) -> str:
-    """What is said of looking at attention."""
-    model.set_adapter(adapter)
-    try:
-        with torch.no_grad(), observe_attention(model, lambda *call: None):
-            model(token_ids(length=PROMPT))
-    except ValueError as error:
-        return str(error)
-    return ""
-
-
 def load(folder: Path, adapters: list[str], **how: Any) -> Any:
     model = AutoModelForCausalLM.from_pretrained(folder / "base", **how).eval()
     model.generation_config.eos_token_id = None
@@ -68,7 +57,7 @@ if __name__ == "__main__":
     folder, adapters = Path(sys.argv[1]), sys.argv[2:]
     model = load(folder, adapters, distributed_config=DistributedConfig(tp_plan="auto"))
     heads = model.model.layers[0].self_attn.k_proj.weight.to_local().shape[0] // model.config.head_dim
-    result = {"heads": heads, "adapters": found(model, adapters), "refused": refusal(model, adapters[0])}
+    result = {"heads": heads, "adapters": found(model, adapters)}
     rank = torch.distributed.get_rank()
     (folder / f"{rank}.json").write_text(json.dumps(result))
     torch.distributed.destroy_process_group()

@@ -7,17 +7,24 @@ from typing import Any
 
 import pytest
 import torch
-from focus_hf.adapter.pages import pages_of
 from transformers import ContinuousBatchingConfig, GenerationConfig
-from transformers.generation.continuous_batching import PagedAttentionCache, RequestState, offloading_manager
-from transformers.generation.continuous_batching.distributed import DistributedHelper
+from transformers.generation.continuous_batching import PagedAttentionCache, offloading_manager
 
 import focus_hf
 from focus_hf.adapter import focus_layers
 from focus_hf.bench.serving import dense_by_request
 from tests import families as families_module
-from tests.adapter.test_heads import heads_model
-from tests.families import FAMILIES, INTERLEAVED, WINDOW, focus_config, focus_model, token_ids, unbalance
+from tests.families import (
+    CELLS,
+    FAMILIES,
+    INTERLEAVED,
+    ROUTINGS,
+    WINDOW,
+    focus_config,
+    focus_model,
+    token_ids,
+    unbalance,
+)
 
 families = pytest.mark.parametrize("family", FAMILIES)
 
@@ -103,15 +110,12 @@ def test_shared_routing(family: str, max_batch_tokens: int) -> None:
 
 @families
 @pytest.mark.parametrize("max_batch_tokens", [17, 256])
-@pytest.mark.parametrize("routing", ["per_head", "shared"])
-def test_heads_that_attend_in_different_ways(family: str, routing: str, max_batch_tokens: int) -> None:
-    model, prompts = heads_model(family, routing), prompts_of()
-    assert_same(batch(model, prompts, pages(max_batch_tokens=max_batch_tokens)), alone(model, prompts))
-
-
-def test_more_groups_than_bits_of_a_number() -> None:
-    model, prompts = heads_model("llama", num_groups=70), prompts_of()
-    assert_same(batch(model, prompts), alone(model, prompts))
+def test_cells(family: str, max_batch_tokens: int) -> None:
+    model, prompts = focus_model(family, **CELLS).double(), prompts_of()
+    expected = alone(model, prompts)
+    assert_same(batch(model, prompts, pages(max_batch_tokens=max_batch_tokens)), expected)
+    with model.disable_adapter():
+        assert_differ(alone(model, prompts), expected)
 
 
 @pytest.mark.parametrize(
@@ -229,7 +233,8 @@ def test_pages_written_under_other_settings_are_not_shared(family: str, monkeypa
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("space", [0.0, 0.01])
-def test_requests_put_aside(family: str, space: float, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("routing", ROUTINGS)
+def test_requests_put_aside(family: str, space: float, routing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cache too small for all: some are begun anew (no space), or go to the CPU and come back."""
     empty, asides = torch.empty, []
     # There is no pinned memory without an accelerator.
@@ -241,7 +246,7 @@ def test_requests_put_aside(family: str, space: float, monkeypatch: pytest.Monke
         return asides[-1]
 
     monkeypatch.setattr(offloading_manager.OffloadingManager, "_offload_to_cpu", watched)
-    model, prompts = focus_model(family), prompts_of((30, 33, 35, 31))
+    model, prompts = focus_model(family, **ROUTINGS[routing]), prompts_of((30, 33, 35, 31))
     found = batch(
         model, prompts, pages(num_blocks=12, cpu_offload_space=space, safety_margin=0.0), greedy(max_new_tokens=24)
     )
@@ -258,47 +263,19 @@ def test_dense_attention_of_each_request_by_itself() -> None:
             assert_same(batch(model, prompts), expected)
 
 
-def test_cancelled_while_it_waits_aside_leaves_nothing_behind() -> None:
-    model = focus_model("llama")
-    (layer, *_), size = focus_layers(model), {"page_size": 8, "num_blocks": 16, "max_batch_tokens": 64}
-    cache = PagedAttentionCache(
-        model.config, pages(**size, max_requests_per_batch=4), "cpu", DistributedHelper(None, None), torch.float32
-    )
-    allocator = pages_of(cache, layer, is_empty=True)
-    state = RequestState("gone", initial_tokens=[2] * 20)
-    assert cache.can_store_request_tokens(state, 20)
-    places = allocator.places(torch.tensor(allocator.get_write_indices("gone", 0, 20)))
-    groups = torch.rand(20, 4, generator=torch.Generator().manual_seed(0)) < 0.5
-    allocator.remember(0, places, groups, "adapter")
-    assert torch.equal(allocator.recall(0, places), groups)
-
-    def put_aside() -> None:
-        cache.free_blocks("gone", no_cache=True)
-        cache.free_blocks("gone")  # by the scheduler, which lets it go
-        assert set(allocator.aside) == {"gone"}
-        allocator.remember(0, places, ~groups, "adapter")  # its pages are somebody else's now
-
-    put_aside()
-    state.position_offset = 20
-    assert cache.can_store_request_tokens(state, 1)
-    back = allocator.places(torch.tensor(allocator.get_read_indices("gone", 19, 1)))
-    assert torch.equal(allocator.recall(0, back), groups) and not allocator.aside
-    put_aside()
-    cache.free_blocks("gone")  # cancelled
-    assert not allocator.aside and not allocator.salts
-
-
-def test_an_adapter_loaded_onto_a_cache_in_use_asks_for_a_new_one() -> None:
+def test_an_adapter_loaded_onto_a_cache_in_use() -> None:
+    """What is in it was cached under other settings, and is shared with nobody."""
     model, prompts = focus_model("llama"), prompts_of((48,))
     base = model.unload()
     try:
-        batch(base, prompts, persistent_manager=True)
+        dense = batch(base, prompts, persistent_manager=True)
         base.add_adapter(focus_config(), "late")
-        outputs = base.generate_batch(prompts, generation_config=greedy(), persistent_manager=True)
-        assert "destroy_cached_continuous_batching_manager" in str([o.error for o in outputs.values()])
+        unbalance(base)
+        late = batch(base, prompts, persistent_manager=True)
     finally:
         base.destroy_cached_continuous_batching_manager()
-    assert_same(batch(base, prompts), alone(base, prompts))
+    assert_differ(late, dense)
+    assert_same(late, alone(base, prompts))
 
 
 @pytest.mark.parametrize(

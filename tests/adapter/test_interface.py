@@ -8,21 +8,31 @@ import pytest
 import torch
 from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward as gemma2
 
-from focus_hf.adapter.call import RoutedConfig, Routing
+from focus_hf.adapter import focus_layers, interface
+from focus_hf.adapter.call import Call, RoutedConfig
 from focus_hf.adapter.interface import focus_attention_forward
 from focus_hf.attention import Pattern
+from tests.families import focus_model
 
 LENGTH = 20
 SMALLEST = torch.finfo(torch.float32).min
 
 
-def module(*, routed: bool) -> SimpleNamespace:
+@pytest.fixture
+def module(monkeypatch):
     """What the function needs of an attention module; routed with all tokens in one group, so that it is dense."""
-    config = SimpleNamespace()
-    if routed:
-        everyone = torch.ones(2, LENGTH, 1, dtype=torch.bool)
-        config = RoutedConfig(config, Routing(Pattern(4, 1), everyone, top_k=1))
-    return SimpleNamespace(config=config, num_key_value_groups=2, training=False, is_causal=True)
+
+    def make(*, routed: bool) -> SimpleNamespace:
+        config = SimpleNamespace()
+        if routed:
+            layer = focus_layers(focus_model("llama", num_groups=1, local_window=4, sink_tokens=1))[0]
+            ranking = torch.zeros(2, LENGTH, 1, dtype=torch.int16)
+            call = Call(layer, "default", Pattern(4, 1), torch.zeros(2, LENGTH, 32), 0, ranking=ranking)
+            monkeypatch.setattr(interface, "current", lambda router: call)
+            config = RoutedConfig(config, layer)
+        return SimpleNamespace(config=config, num_key_value_groups=2, training=False, is_causal=True)
+
+    return make
 
 
 def tensors() -> tuple[torch.Tensor, ...]:
@@ -44,7 +54,7 @@ def additive(mask: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("routed", [False, True])
 @pytest.mark.parametrize("kind", ["bool", "additive"])
-def test_soft_capping_under_a_mask_is_gemma2s_own(kind, routed):
+def test_soft_capping_under_a_mask_is_gemma2s_own(kind, routed, module):
     mask = left_padded()
     given = mask if kind == "bool" else additive(mask)
     own = module(routed=routed)
@@ -56,7 +66,7 @@ def test_soft_capping_under_a_mask_is_gemma2s_own(kind, routed):
 
 @pytest.mark.parametrize("routed", [False, True])
 @pytest.mark.parametrize("kind", ["position_bias", "in the mask"])
-def test_biases_and_sinks_are_inkling2s_own(kind, routed):
+def test_biases_and_sinks_are_inkling2s_own(kind, routed, module):
     inkling2 = pytest.importorskip("transformers.models.inkling2.modeling_inkling2").eager_attention_forward
     bias, sinks = torch.randn(2, 4, LENGTH, LENGTH), torch.randn(2, 4, LENGTH, 1)
     mask = additive(left_padded())
@@ -70,6 +80,6 @@ def test_biases_and_sinks_are_inkling2s_own(kind, routed):
     assert torch.allclose(found[:, real], expected[:, real], atol=1e-5)
 
 
-def test_layers_that_choose_their_pairs_by_an_index_are_refused():
+def test_layers_that_choose_their_pairs_by_an_index_are_refused(module):
     with pytest.raises(NotImplementedError, match="choose their pairs by an index"):
         focus_attention_forward(module(routed=True), *tensors(), None, indices=torch.zeros(2, LENGTH, 4))

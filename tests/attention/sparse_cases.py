@@ -201,12 +201,34 @@ def alike() -> None:
     assert torch.allclose(last, whole[:, :, -1:], atol=1e-6)
 
 
+def reads() -> None:
+    """Cells that queries read, beside plain torch; a score at the threshold may fall on either side."""
+    from focus_hf.attention.kernels.triton_reads import cell_reads
+    from focus_hf.routing import cells
+
+    torch.manual_seed(0)
+    for bands, groups, dim, each, dtype in ((1, 8, 16, 1, torch.float32), (6, 13, 24, 3, torch.float16)):
+        kv_heads, codes = 2, 7
+        shapes = (kv_heads, codes, dim), (kv_heads, groups, codes), (kv_heads, groups), (kv_heads, codes, each * dim)
+        shapes += (kv_heads, bands + 1, each * dim), (kv_heads, groups * bands + 1), (kv_heads,)
+        router = cells.CellRouter(*(0.3 * torch.randn(*shape) for shape in shapes))
+        queries = torch.randn(2, 40, kv_heads * each, dim).to(dtype).transpose(1, 2)
+        positions = torch.stack([torch.arange(40), torch.arange(40) * 3 - 1])
+        found = cell_reads(
+            *(queries, positions, router.query_projection, router.centroids, router.band_projection),
+            *(router.cell_bias, router.offset, -5.0, 4),
+        )
+        expected, a, b = (cells.cell_reads(queries, positions, router, -5.0 + x, 4) for x in (0.0, 1e-3, -1e-3))
+        assert 0.1 < expected.float().mean() < 0.9, expected.float().mean()
+        assert torch.equal(found[a == b], expected[a == b])
+
+
 def run(what: str) -> None:
     """Run one of the above over many cases; says so in JSON."""
     small_steps()
     dots_of_bfloat16()
-    if what == "alike":
-        alike()
+    if what in ("alike", "reads"):
+        {"alike": alike, "reads": reads}[what]()
     else:
         one = {"decode": decode, "prompt": prompt}[what]
         new = st.integers(1, 8) if what == "decode" else st.integers(1, 90)

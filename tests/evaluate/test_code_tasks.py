@@ -73,7 +73,8 @@ def test_names_prompts_are_starts_of_modules(model):
     starts = [source.text for source in standard_library()]
     for prompt in prompts:
         text = tokenizer.decode(prompt.ids)
-        assert len(prompt.ids) == LENGTH and len(prompt.uses) >= 5 and any(start.startswith(text[:-5]) for start in starts)
+        assert len(prompt.ids) == LENGTH and len(prompt.uses) >= 5
+        assert any(start.startswith(text[:-5]) for start in starts)
         for use in prompt.uses:
             name = re.search(r"\w+", tokenizer.decode(prompt.ids[list(use.tokens)])).group()
             before = tokenizer.decode(prompt.ids[: use.tokens[0]])

@@ -149,7 +149,7 @@ def test_eval_into_files_and_into_the_adapter(adapter, tiny, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "Nothing to measure: give --text, --dataset, --ruler or --tasks"),
+        ([], "Nothing to measure: give --text, --dataset, --ruler, --code or --tasks"),
         (
             ["--text", "{text}", "--modes", "fast"],
             "window, random, quest, blocks, slash, clusters, clusters-estimate, streaming, oracle, got 'fast'",

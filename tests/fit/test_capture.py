@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from focus_hf.adapter.model import find_targets
+from focus_hf.adapter.targets import find_targets
 from focus_hf.fit.capture import capture, sampled_positions
+from focus_hf.fit.estimate import Shapes
 from focus_hf.fit.importance import DenseRows
-from focus_hf.fit.store import LayerWindow, bytes_per_window, read, write
+from focus_hf.fit.store import LayerWindow, read, write
 from tests.families import FAMILIES, base_model, focus_config, logits, token_ids
 
 LENGTH, ROWS = 40, 16
@@ -38,15 +39,11 @@ def test_captured_tensors_are_the_attention_that_the_model_computes(family, tmp_
         projection = next(getattr(module, name) for name in ("o_proj", "c_proj", "dense") if hasattr(module, name))
         found = {}
         handles = [
-            module.register_forward_pre_hook(
-                lambda m, a, k, found=found: found.update(hidden=a[0] if a else k["hidden_states"]), with_kwargs=True
-            ),
             projection.register_forward_hook(lambda m, a, out, found=found: found.update(output=out)),
         ]
         logits(model, ids[None])
         for handle in handles:
             handle.remove()
-        torch.testing.assert_close(window.hidden, found["hidden"][0], rtol=0, atol=3e-3)
         torch.testing.assert_close(projection(mine), found["output"], rtol=0, atol=2e-2)
 
 
@@ -81,7 +78,7 @@ def test_checkpointing_captures_the_same(family, tmp_path):
         captured(family, tmp_path / folder, checkpointing=on)[3] for folder, on in (("a", False), ("b", True))
     )
     for layer, window in plain.items():
-        for name in ("hidden", "keys", "values", "queries", "gradients"):
+        for name in ("plain_keys", "keys", "values", "queries", "gradients"):
             torch.testing.assert_close(getattr(window, name), getattr(checkpointed[layer], name))
 
 
@@ -104,32 +101,38 @@ def test_plain_keys_do_not_depend_on_positions(tmp_path):
     window = read(tmp_path, 0, 0)
     torch.testing.assert_close(window.plain_keys[:, 2], window.plain_keys[:, 17], rtol=0, atol=1e-2)
     assert (window.keys[:, 2] - window.keys[:, 17]).abs().max() > 0.5
+    hidden = []
+    handle = layers[0].register_forward_pre_hook(
+        lambda m, a, k: hidden.append(a[0] if a else k["hidden_states"]), with_kwargs=True
+    )
+    logits(model, ids[None])
+    handle.remove()
     weights = layers[0].k_proj.weight.view(2, -1, 32)
-    expected = torch.einsum("hed,td->hte", weights, window.hidden)
+    expected = torch.einsum("hed,td->hte", weights, hidden[0][0])
     torch.testing.assert_close(window.plain_keys, expected, rtol=0, atol=2e-2)
 
 
 def test_files_keep_precision_where_numbers_differ_much(tmp_path):
     values = torch.randn(2, 9, 4) * 10 ** torch.randint(-3, 4, (2, 9, 4)).double().float()
-    fields = {name: values for name in ("keys", "plain_keys", "values", "queries", "plain_queries", "gradients")}
-    fields |= {"hidden": 1e-9 * values[0], "positions": torch.arange(9), "scale": torch.tensor(0.125)}
+    fields = {name: values for name in ("keys", "plain_keys", "values", "queries")}
+    fields |= {"gradients": 1e-9 * values, "positions": torch.arange(9), "scale": torch.tensor(0.125)}
     write(tmp_path, 1, 2, {**fields, "softcap": torch.tensor(0.0)})
     window = read(tmp_path, 1, 2)
     assert isinstance(window, LayerWindow) and window.softcap is None and window.scale == 0.125
     torch.testing.assert_close(window.keys, values, rtol=1e-3, atol=1e-6)
-    torch.testing.assert_close(window.hidden, 1e-9 * values[0], rtol=1e-3, atol=1e-15)
+    torch.testing.assert_close(window.gradients, 1e-9 * values, rtol=1e-3, atol=1e-15)
 
 
 def test_the_size_of_a_file_is_known_beforehand(tmp_path):
     model, _, _, seen = captured("llama", tmp_path)
     assert (tmp_path / "7-0.safetensors").stat().st_size == pytest.approx(
-        bytes_per_window(model.config, LENGTH, ROWS), rel=0.25
+        Shapes.of(model.config, 1, 0).bytes_of_window(LENGTH, ROWS), rel=0.25
     )
 
 
 def test_a_full_disk_is_told_in_one_line(tmp_path):
     with pytest.raises(OSError, match="free some space, or name another scratch_dir"):
-        write(tmp_path / "missing", 0, 0, {"hidden": torch.zeros(2, 2)})
+        write(tmp_path / "missing", 0, 0, {"keys": torch.zeros(2, 2)})
 
 
 def test_positions_are_spread():

@@ -8,33 +8,72 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
 from focus_hf.attention import Pattern
-from focus_hf.attention.mask import WhoAttends, attended_pairs
-from focus_hf.fit.budget import choose, choose_alike, mean_pairs, total_loss
-from focus_hf.fit.clusters import balanced_kmeans, reduce_directions
-from focus_hf.fit.costs import EVERYTHING, Cost, Option, option_costs
+from focus_hf.attention.definition import WhoAttends, attended_pairs
+from focus_hf.fit import curves as measuring
+from focus_hf.fit.cells import cells_of_keys, sums_by_cell
+from focus_hf.fit.clusters import balanced_kmeans, cluster_keys, reduce_directions
+from focus_hf.fit.curves import THRESHOLDS, HeadCurves, joined, measure, octave
+from focus_hf.fit.dial import dial, offsets, pairs_curves
 from focus_hf.fit.importance import DenseRows, HeadWindow
-from focus_hf.fit.linear import ridge
-from focus_hf.fit.query_router import group_importance, train_query_router
+from focus_hf.fit.layer import cell_importance
+from focus_hf.fit.query_router import train_query_router
+from focus_hf.fit.store import LayerWindow
+from focus_hf.routing.cells import CellRouter, cell_log_shares, cell_reads, key_groups
+from focus_hf.settings import check_fields
 
-LENGTH, GROUPS, SINKS = 70, 5, 3
+LENGTH, GROUPS = 70, 5
+PATTERN = Pattern(local_window=4, sink_tokens=3, num_bands=3)
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def head_window(length: int = LENGTH, rows: int = 40, **changes: Any) -> HeadWindow:
     generator = torch.Generator().manual_seed(1)
-
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator)
-
     positions = torch.randperm(length, generator=generator)[:rows].sort().values
     window = HeadWindow(
-        positions, 2 * normal(3, rows, 8), normal(length, 8), normal(length, 6), normal(3, rows, 6), 0.4
+        positions,
+        2 * normal(3, rows, 8, seed=2),
+        normal(length, 8, seed=3),
+        normal(length, 6, seed=4),
+        normal(3, rows, 6, seed=5),
+        0.4,
     )
     return dataclasses.replace(window, **changes)
+
+
+def layer_window(heads: int = 2) -> LayerWindow:
+    """Two key/value heads with three query heads each; its plain keys are others than those that meet queries."""
+    head = head_window()
+    several = [
+        head_window(queries=normal(3, 40, 8, seed=20 + n), keys=normal(LENGTH, 8, seed=n)) for n in range(heads)
+    ]
+    return LayerWindow(
+        keys=torch.stack([each.keys for each in several]),
+        plain_keys=normal(heads, LENGTH, 8, seed=9),
+        values=normal(heads, LENGTH, 6, seed=10),
+        positions=head.positions,
+        queries=torch.cat([each.queries for each in several]),
+        gradients=normal(3 * heads, 40, 6, seed=11),
+        scale=0.4,
+    )
+
+
+def cell_router(heads: int = 2, per_key_head: int = 3) -> CellRouter:
+    width = per_key_head * 8
+    return CellRouter(
+        normal(heads, 4, 8, seed=30),
+        normal(heads, GROUPS, 4, seed=31),
+        normal(heads, GROUPS, seed=32),
+        0.3 * normal(heads, 4, width, seed=33),
+        0.3 * normal(heads, PATTERN.num_bands + 1, width, seed=34),
+        normal(heads, GROUPS * PATTERN.num_bands + 1, seed=35),
+        torch.zeros(heads),
+    )
 
 
 def outputs(window: HeadWindow, attended: Tensor) -> Tensor:
@@ -49,10 +88,11 @@ def outputs(window: HeadWindow, attended: Tensor) -> Tensor:
     return weights / total @ window.values.double()
 
 
-def fisher(window: HeadWindow, attended: Tensor) -> float:
+def fisher(window: HeadWindow, attended: Tensor) -> Tensor:
+    """Of each query, ``(R,)``."""
     causal = torch.arange(len(window.keys)) <= window.positions[:, None]
     change = outputs(window, attended & causal) - outputs(window, causal)
-    return float((change * window.gradients.double()).sum(dim=-1).square().sum())
+    return (change * window.gradients.double()).sum(dim=-1).square().sum(dim=0)
 
 
 @pytest.mark.parametrize(
@@ -60,56 +100,144 @@ def fisher(window: HeadWindow, attended: Tensor) -> float:
     [{}, {"softcap": 2.0}, {"sink_logits": torch.tensor([0.5, -1.0, 2.0])}],
     ids=["plain", "softcap", "learned sinks"],
 )
-def test_costs_are_those_of_the_definition_of_attention(changes):
+def test_the_cost_of_a_part_of_the_keys_is_that_of_attention_to_them(changes):
     window = head_window(**changes)
-    generator = torch.Generator().manual_seed(2)
-    key_groups = torch.randint(GROUPS, (LENGTH,), generator=generator)
-    scores = torch.randn(LENGTH, GROUPS, generator=generator)
-    options = [Option(w, k) for w in (0, 4, 9, 30) for k in range(GROUPS + 1)]
-    found = option_costs(DenseRows.of(window), options, SINKS, key_groups, scores[window.positions])
-    assert set(found) == set(options)
-    members = torch.nn.functional.one_hot(key_groups, GROUPS).bool()
-    for option, (cost, pairs) in found.items():
-        reads = torch.zeros_like(scores, dtype=torch.bool)
-        reads.scatter_(1, scores.topk(option.top_k, dim=1).indices, True)
-        pattern = Pattern(option.local_window, SINKS)
-        who = WhoAttends(pattern, torch.arange(LENGTH)[None], members[None], reads=reads[None])
-        attended = attended_pairs(who)[0, 0, window.positions]
-        assert pairs == int(attended.sum())
-        assert cost == pytest.approx(fisher(window, attended), rel=1e-4, abs=1e-6), option
-
-
-def test_parts_of_a_window_add_up_to_it(monkeypatch):
-    window = head_window()
-    options = [Option(4), Option(4, 2)]
-    key_groups, scores = torch.arange(LENGTH) % GROUPS, torch.randn(40, GROUPS)
-    whole = option_costs(DenseRows.of(window), options, SINKS, key_groups, scores)
-    monkeypatch.setattr("focus_hf.fit.importance._ROWS", 16)
-    parts = list(map(DenseRows.of, window.parts()))
-    assert [len(part.positions) for part in parts] == [16, 16, 8]
-    sums = {option: [0.0, 0.0] for option in options}
-    for number, part in enumerate(parts):
-        found = option_costs(part, options, SINKS, key_groups[: part.length], scores[16 * number : 16 * number + 16])
-        for option, amounts in found.items():
-            sums[option] = [a + b for a, b in zip(sums[option], amounts, strict=True)]
-    for option in options:
-        assert sums[option] == pytest.approx(whole[option], rel=1e-4)
-
-
-def test_importance_of_groups_is_a_sum_over_their_distant_keys():
-    window = head_window()
     rows = DenseRows.of(window)
-    key_groups = torch.arange(LENGTH) % GROUPS
-    found = group_importance(rows, key_groups, GROUPS, rows.is_far(5, SINKS))
+    attended = torch.rand(40, LENGTH, generator=torch.Generator().manual_seed(2)) < 0.5
+    attended[:, 0] = True
+    found = rows.fisher_cost((rows.weights * attended).sum(-1), (rows.effects * attended).sum(-1))
+    torch.testing.assert_close(found.double(), fisher(window, attended), rtol=1e-3, atol=1e-6)
+
+
+def test_cells_are_those_of_the_definition():
+    """Reading one cell attends to its keys, and to what is near."""
+    positions = torch.tensor([2, 5, 30, 69])
+    groups = torch.arange(LENGTH) % GROUPS
+    cells = cells_of_keys(groups, positions, PATTERN, GROUPS)
+    for cell in range(GROUPS * PATTERN.num_bands):
+        reads = torch.zeros(1, 1, LENGTH, GROUPS * PATTERN.num_bands, dtype=torch.bool)
+        reads[..., cell] = True
+        reads = reads.unflatten(-1, (GROUPS, PATTERN.num_bands))
+        who = WhoAttends(PATTERN, torch.arange(LENGTH)[None], groups[None, None], reads)
+        attended = attended_pairs(who)[0, 0, positions]
+        causal = torch.arange(LENGTH) <= positions[:, None]
+        assert torch.equal(attended, ((cells == cell) | (cells == GROUPS * PATTERN.num_bands)) & causal)
+
+
+def test_importance_of_cells_is_a_sum_over_their_keys():
+    window = head_window()
+    groups = torch.arange(LENGTH) % GROUPS
+    found = cell_importance(window, groups, PATTERN, GROUPS)
     causal = torch.arange(LENGTH) <= window.positions[:, None]
     output = outputs(window, causal)
     scores = torch.where(causal, window.queries.double() @ window.keys.double().T * window.scale, -torch.inf)
+    cells = cells_of_keys(groups, window.positions, PATTERN, GROUPS)
     for row, position in enumerate(window.positions.tolist()):
-        expected = torch.zeros(GROUPS, dtype=torch.float64)
-        for head, key in itertools.product(range(3), range(SINKS, position - 5)):
+        expected = torch.zeros(GROUPS * PATTERN.num_bands + 1, dtype=torch.float64)
+        for head, key in itertools.product(range(3), range(position + 1)):
             effect = window.gradients[head, row].double() @ (window.values[key].double() - output[head, row])
-            expected[key_groups[key]] += (scores[head, row].softmax(-1)[key] * effect).abs()
+            expected[cells[row, key]] += (scores[head, row].softmax(-1)[key] * effect).abs()
         torch.testing.assert_close(found[row].double(), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_parts_of_a_window_add_up_to_it(monkeypatch):
+    window, groups = head_window(), torch.arange(LENGTH) % GROUPS
+    whole = cell_importance(window, groups, PATTERN, GROUPS)
+    monkeypatch.setattr("focus_hf.fit.importance._SCORES", 16 * LENGTH)
+    assert [len(part.positions) for part in window.parts()] == [16, 16, 8]
+    torch.testing.assert_close(cell_importance(window, groups, PATTERN, GROUPS), whole)
+
+
+def test_curves_are_the_costs_and_pairs_of_the_definition_under_every_threshold():
+    window, router = layer_window(), cell_router()
+    found = measure([window], router, PATTERN)
+    assert float(found.queries.sum()) == 40
+    assert float(found.possible.sum()) == int((window.positions + 1).sum())
+    groups, positions = key_groups(window.plain_keys[None], router), torch.arange(LENGTH)[None]
+    for place in range(40, len(THRESHOLDS), 9):
+        reads = torch.zeros(1, 2, LENGTH, GROUPS, PATTERN.num_bands, dtype=torch.bool)
+        reads[:, :, window.positions] = cell_reads(
+            window.queries[None], window.positions[None], router, float(THRESHOLDS[place]), PATTERN.local_window
+        )
+        attended = attended_pairs(WhoAttends(PATTERN, positions, groups, reads))[0][:, window.positions]
+        for head in range(2):
+            loss = fisher(window.head(head), attended[head]).sum() / 2
+            assert float(found.loss[head, :, place].sum()) == pytest.approx(float(loss), rel=1e-3, abs=1e-5)
+            assert float(found.pairs[head, :, place].sum()) == int(attended[head].sum())
+    for band in range(PATTERN.num_bands):
+        wide = dataclasses.replace(PATTERN, local_window=PATTERN.local_window << band)
+        nothing = torch.zeros(1, 1, LENGTH, 1, 1, dtype=torch.bool)
+        who = WhoAttends(wide, positions, torch.zeros(1, 1, LENGTH, dtype=torch.uint8), nothing)
+        attended = attended_pairs(dataclasses.replace(who, pattern=dataclasses.replace(wide, num_bands=1)))[0, 0]
+        loss = fisher(window.head(1), attended[window.positions]).sum() / 2
+        assert float(found.window_loss[1, :, band].sum()) == pytest.approx(float(loss), rel=1e-3, abs=1e-5)
+        assert float(found.window_pairs[:, band].sum()) == int(attended[window.positions].sum())
+
+
+def test_an_offset_is_a_shift_of_the_threshold():
+    window, router = layer_window(), cell_router()
+    plain = measure([window], router, PATTERN)
+    shift = torch.tensor([0.5, -1.25])
+    shifted = plain.shifted(shift)
+    for place in (40, 60):
+        for head in range(2):
+            there = place + round(float(shift[head]) * 4)
+            torch.testing.assert_close(shifted.loss[head, :, place], plain.loss[head, :, there])
+            torch.testing.assert_close(shifted.pairs[head, :, place], plain.pairs[head, :, there])
+
+
+def test_octaves_hold_the_positions_below_powers_of_two():
+    for length in (128, 1024, 8192):
+        assert int(octave(torch.tensor(length - 1))) + 1 == int(octave(torch.tensor(length)))
+    assert octave(torch.tensor([0, 1, 15, 16, 31, 32])).tolist() == [0, 0, 0, 1, 1, 2]
+
+
+def simple_curves(prices: list[float]) -> HeadCurves:
+    """Heads whose loss falls with their pairs like an exponential; queries at positions below 1,024."""
+    octaves, grid = measuring.OCTAVES, len(THRESHOLDS)
+    share = torch.linspace(1, 0.1, grid, dtype=torch.float64)
+    queries, possible = torch.zeros(2, octaves, dtype=torch.float64)
+    queries[3:7], possible[3:7] = 10.0, torch.tensor([1e3, 2e3, 4e3, 8e3], dtype=torch.float64)
+    pairs = (share * possible[:, None]).expand(len(prices), -1, -1)
+    loss = torch.stack([price * (-8 * share).exp() * queries[:, None] for price in prices])
+    window_share = torch.tensor([0.1, 0.3, 0.5], dtype=torch.float64)
+    window_loss = torch.stack([2 * price * (-8 * window_share).exp() * queries[:, None] for price in prices])
+    return HeadCurves(loss, pairs, window_loss, window_share * possible[:, None], queries, possible)
+
+
+def test_offsets_give_more_to_heads_that_lose_more():
+    found = offsets(simple_curves([1.0, 1.0, 20.0]))
+    assert float(found[0]) == pytest.approx(float(found[1]), abs=1e-3)
+    assert float(found[2]) < float(found[0]) - 0.2  # reads below a lower threshold
+    assert torch.equal(found, found.half().float())
+    assert offsets(simple_curves([1.0, 1.0])).abs().max() == 0
+
+
+def test_the_dial_falls_and_a_window_loses_what_it_loses():
+    curves = simple_curves([1.0, 3.0])
+    points = dial(curves, 1024, (0.05, 0.2, 0.3, 0.4, 0.9))
+    assert [point.pairs for point in points] == [0.2, 0.3, 0.4, 0.9]  # the least that there is takes 0.1
+    assert all(one.loss > other.loss and one.threshold > other.threshold for one, other in itertools.pairwise(points))
+    for point in points:
+        assert point.loss == pytest.approx(4 * torch.exp(torch.tensor(-8 * point.pairs)).item(), rel=0.03)
+    at_window = next(point for point in points if point.pairs == 0.3)
+    assert at_window.window_loss == pytest.approx(8 * torch.exp(torch.tensor(-2.4)).item(), rel=0.01)
+    assert points[-1].window_loss < 0.2 * at_window.window_loss
+
+
+def test_curves_of_pairs_are_what_a_configuration_may_hold():
+    curves = pairs_curves(simple_curves([1.0, 3.0]))
+    check_fields({"pairs_curves": curves}, "here")
+    assert list(curves) == ["100", "200", "400", "800"]
+    for points in curves.values():
+        assert points[0][1] == pytest.approx(0.1) and points[-1][1] == pytest.approx(1.0)
+
+
+def test_heads_of_layers_are_joined():
+    one, other = simple_curves([1.0]), simple_curves([2.0, 3.0])
+    both = joined([one, other])
+    assert both.loss.shape[0] == both.pairs.shape[0] == both.window_loss.shape[0] == 3
+    torch.testing.assert_close(both.loss[1:], other.loss)
 
 
 def test_clusters_are_found_and_of_equal_size():
@@ -128,6 +256,18 @@ def test_clusters_are_found_and_of_equal_size():
         balanced_kmeans(points[:3], 4, generator)
 
 
+def test_groups_of_keys_are_even_with_the_numbers_that_are_saved():
+    keys = normal(2, 3000, 12) * torch.linspace(0.2, 3, 12)
+    projection, centroids, balance = cluster_keys(keys, 8, 6, torch.Generator().manual_seed(0))
+    for tensor in (projection, centroids, balance):
+        assert torch.equal(tensor, tensor.half().float())
+    nothing = torch.zeros(2)
+    router = CellRouter(projection, centroids, balance, nothing, nothing, nothing, nothing)
+    groups = key_groups(keys[None], router)[0]
+    for of_head in groups:
+        assert torch.bincount(of_head.long(), minlength=8).max() < 1.5 * 3000 / 8
+
+
 def test_directions_keep_what_tells_centroids_apart():
     generator = torch.Generator().manual_seed(0)
     flat = torch.randn(6, 3, generator=generator) @ torch.randn(3, 12, generator=generator) + 5
@@ -137,62 +277,35 @@ def test_directions_keep_what_tells_centroids_apart():
     assert reduce_directions(flat[:2], 9)[0].shape == (9, 12)  # more directions than centroids
 
 
-def test_least_squares_finds_a_linear_map():
+def test_queries_learn_which_cells_to_read():
+    """Each query needs one cell, told by its vector; scores are those by which the adapter reads."""
+    heads, groups, bands, width = 2, 4, 2, 16
+    queries = normal(heads, 4000, width, seed=2) + 3
+    axes, centroids = normal(heads, 8, 8, seed=3), normal(heads, groups, 8, seed=4)
+    of_group, of_band = normal(heads, 8, width, seed=5), 2 * normal(heads, bands, width, seed=6)
+    by_group = (queries - 3) @ of_group.transpose(1, 2) @ centroids.transpose(1, 2)
+    truth = by_group[..., None] + ((queries - 3) @ of_band.transpose(1, 2))[..., None, :]
+    best = truth.flatten(-2).argmax(dim=-1)
+    importance = torch.nn.functional.one_hot(best, groups * bands + 1).float()
+    importance[..., -1] = 0.2
     generator = torch.Generator().manual_seed(0)
-    inputs, weights = torch.randn(500, 12, generator=generator), torch.randn(5, 12, generator=generator)
-    torch.testing.assert_close(ridge(inputs + 3, inputs @ weights.T - 7), weights, rtol=0, atol=1e-2)
+    found = train_query_router(queries[:, :3000], importance[:, :3000], axes, centroids, 600, generator)
+    nothing = torch.zeros(heads)
+    router = CellRouter(axes, centroids, nothing[:, None], found.projection, found.bands, found.bias, nothing)
+    by_query_head = queries[:, 3000:].unflatten(-1, (2, 8)).transpose(1, 2).flatten(0, 1)
+    shares, near = cell_log_shares(by_query_head[None], router)
+    shares = shares[0].flatten(-2)
+    hit = (shares.argmax(dim=-1) == best[:, 3000:]).float().mean()
+    assert hit > 0.85
+    torch.testing.assert_close(
+        found.scores(queries[:, 3000:], centroids).log_softmax(-1)[..., :-1], shares, rtol=1e-3, atol=1e-3
+    )
+    torch.testing.assert_close(shares.exp().sum(-1) + near[0].exp(), torch.ones(heads, 1000))
 
 
-def test_queries_learn_which_groups_to_read():
-    generator = torch.Generator().manual_seed(0)
-    truth, hidden = torch.randn(2, GROUPS, 12, generator=generator), torch.randn(4000, 12, generator=generator)
-    best = torch.einsum("nkd,td->ntk", truth, hidden).argmax(dim=-1)
-    targets = torch.nn.functional.one_hot(best, GROUPS).float() * torch.rand(4000, 1, generator=generator)
-    start, centroids = torch.randn(2, 8, 12, generator=generator), torch.randn(2, GROUPS, 8, generator=generator)
-    weights, bias = train_query_router(hidden[:3000], targets[:, :3000], start, centroids, 300, generator)
-    scores = torch.einsum("nkg,ngd,td->ntk", centroids, weights, hidden[3000:]) + bias[:, None]
-    assert (scores.argmax(dim=-1) == best[:, 3000:]).float().mean() > 0.9
-
-
-amounts = st.integers(0, 64).map(lambda count: count / 64)  # sums of these are exact
-
-
-@st.composite
-def cost_tables(draw) -> dict[str, dict[Option, Cost]]:
-    heads = draw(st.integers(1, 4))
-    choices = [draw(st.lists(st.tuples(amounts, amounts), min_size=1, max_size=4)) for _ in range(heads)]
-    return {
-        f"0.{head}": {Option(w): Cost(*cost) for w, cost in enumerate(found)} | {EVERYTHING: Cost(0.0, 1.0)}
-        for head, found in enumerate(choices)
-    }
-
-
-@settings(max_examples=200, deadline=None)
-@given(cost_tables(), amounts)
-def test_a_choice_keeps_within_its_budget_and_comes_near_the_best(table, budget):
-    """Against all choices there are: within the budget, and at most one head's step away from the best."""
-    every = [dict(zip(table, choice, strict=True)) for choice in itertools.product(*table.values())]
-    affordable = [choice for choice in every if mean_pairs(table, choice) <= budget]
-    if not affordable:
-        with pytest.raises(ValueError, match="is too small"):
-            choose(table, budget)
-        return
-    chosen = choose(table, budget)
-    assert mean_pairs(table, chosen) <= budget
-    best = min(total_loss(table, choice) for choice in affordable)
-    step = max(cost.loss for costs in table.values() for cost in costs.values())
-    assert best - 1e-9 <= total_loss(table, chosen) <= best + step + 1e-9
-    alike = choose_alike({head: table["0.0"] for head in table}, 1.0)
-    assert len(set(alike.values())) == 1
-
-
-@settings(max_examples=100, deadline=None)
-@given(cost_tables(), amounts, amounts)
-def test_more_pairs_never_cost_more(table, one, other):
-    found = []
-    for budget in sorted((one, other)):
-        try:
-            found.append(total_loss(table, choose(table, budget)))
-        except ValueError:
-            found.append(float("inf"))
-    assert found[1] <= found[0] + 1e-9
+def test_sums_by_cell_keep_leading_dimensions():
+    values = normal(2, 3, 10)
+    cells = torch.arange(10)[None].expand(3, -1) % 4
+    found = sums_by_cell(values, cells, 5)
+    assert found.shape == (2, 3, 5) and found[..., 4].abs().max() == 0
+    torch.testing.assert_close(found[..., 1], values[..., [1, 5, 9]].sum(-1))

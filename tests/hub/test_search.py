@@ -13,7 +13,7 @@ from huggingface_hub import HfApi
 
 import focus_hf
 from focus_hf.adapter.save import save_adapter
-from focus_hf.hub import HubError, search
+from focus_hf.hub import Found, HubError, search
 from focus_hf.hub.info import adapter_info
 from focus_hf.local_hub import LocalHub
 from focus_hf.records import Evaluation, Results, save_results
@@ -245,3 +245,32 @@ def test_as_an_extension_of_hf(hub, tmp_path):
     assert [row["repo_id"] for row in json.loads(done.stdout)] == ["ada/law-focus"]
     failed = subprocess.run([hf, "focus", "info", "ada/none"], capture_output=True, text=True, env=environment)
     assert failed.returncode == 1 and "does not exist" in failed.stderr
+
+
+def test_the_loss_at_a_quarter_of_the_pairs_is_what_the_card_says():
+    from focus_hf.cli.find import _described
+    from focus_hf.hub.remote import read_model
+    from focus_hf.hub.search import _losses
+
+    rows = [("novel.txt", n, f"perplexity at {n} tokens, {mode}", value) for n, mode, value in (
+        (2048, "dense (base model)", 50.0), (2048, "Focus, pairs=0.25", 51.0), (2048, "Focus, pairs=0.4", 50.1),
+        (2048, "window and sinks, pairs=0.25", 60.0), (4096, "dense (base model)", 40.0),
+        (4096, "Focus, pairs=0.2", 44.0), (1024, "Focus, pairs=0.25", 1.0),
+    )]  # fmt: skip
+    results = [
+        {
+            "task": {"type": "text-generation"},
+            "dataset": {"name": text, "type": "text"},
+            "metrics": [{"type": "perplexity", "name": name, "value": value}],
+        }
+        for text, _, name, value in rows
+    ]
+    said = {"id": "org/x", "cardData": {"model-index": [{"name": "x", "results": results}]}}
+    assert _losses(read_model(said)) == {"novel": 2.0}
+    adapter = Found("org/x", "org/base", 64, 1, losses={"novel": 2.0, "plays": -0.52}, perplexity_change=1.0)
+    assert (
+        next(_described(adapter)) == "base org/base, K=64, k=1, at a quarter of the pairs novel +2.0 %, plays -0.5 %"
+    )
+    for odd in (7, [7], [{"name": 7, "results": [{"metrics": [{"name": "perplexity at 9 tokens"}]}]}]):
+        said["cardData"]["model-index"] = odd
+        assert _losses(read_model(said)) == {}

@@ -1,9 +1,7 @@
-"""What looks at groups, where every head has groups of its own."""
+"""What looks at groups, where every head has groups of its own and reads cells."""
 
 from __future__ import annotations
 
-import json
-import math
 from typing import Any
 
 import pytest
@@ -11,59 +9,54 @@ import torch
 from peft import get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-import focus_hf
 from focus_hf import FocusConfig, GroupReport, group_report
-from focus_hf.adapter import HeadView, focus_layers, observe_attention, observe_routing
+from focus_hf.adapter import Seen, focus_layers, observe_attention, observe_routing
 from focus_hf.escape import escape
-from focus_hf.evaluate.modes import Mode, attending
 from focus_hf.evaluate.sample import take_sample
 from focus_hf.interpret import run as interpret_run
 from focus_hf.interpret.collect import Window
-from focus_hf.interpret.distance import distant_attention
 from focus_hf.interpret.figures import save_plots
 from focus_hf.interpret.match import match_adapters
+from focus_hf.interpret.reading import loss_without, reading_nothing, what_is_read
 from focus_hf.records.sample import same_groups
 from focus_hf.train import calibrate
 from focus_hf.train.calibration import largest_groups
-from tests.adapter.test_heads import heads_model
-from tests.families import WINDOW, logits, token_ids
+from tests.families import FAMILIES, focus_model, logits, token_ids
 from tests.interpret.test_parts import GOOD
 
+LENGTH, WINDOW, SINKS, BANDS = 60, 8, 2, 3
 
-def adapted(tiny: Any, patterns: dict[str, Any], seed: int = 1) -> Any:
+
+def cells(family: str, threshold: float = -4.0, **changes: Any) -> Any:
+    """A small model whose heads read some cells and not others."""
+    return focus_model(family, routing="cells", num_bands=BANDS, threshold=threshold, **changes)
+
+
+def adapted(tiny: Any, seed: int = 1) -> Any:
     """The tiny model with an adapter whose heads route by themselves."""
     torch.manual_seed(seed)
     config = FocusConfig(
-        num_groups=4,
-        top_k=2,
-        local_window=8,
-        sink_tokens=2,
-        routing="per_head",
-        head_patterns=patterns,
-        task_type="CAUSAL_LM",
+        num_groups=4, local_window=8, sink_tokens=2, routing="cells", num_bands=4, threshold=-5.0, task_type="CAUSAL_LM"
     )
     return get_peft_model(AutoModelForCausalLM.from_pretrained(tiny / "base"), config).eval()
 
 
 @pytest.fixture(scope="module")
 def parts(tiny: Any) -> Any:
-    return adapted(tiny, {"0.0": {"attend": "window"}}), AutoTokenizer.from_pretrained(tiny / "base")
+    return adapted(tiny), AutoTokenizer.from_pretrained(tiny / "base")
 
 
 def routers(model: Any) -> list[str]:
-    return [
-        f"{layer.name}.{head}"
-        for layer in focus_layers(model)
-        for head in layer.routing_config.heads_with_groups(layer.layer_idx)
-    ]
+    return [f"{layer.name}.{head}" for layer in focus_layers(model) for head in range(2)]
 
 
-def test_a_report_has_an_entry_for_each_head_with_groups(parts: Any, tiny: Any, tmp_path: Any) -> None:
+def test_a_report_has_an_entry_for_each_head(parts: Any, tiny: Any, tmp_path: Any) -> None:
     model, tokenizer = parts
     text = (tiny / "held_out.txt").read_text()[:3000]
     report = group_report(model, tokenizer, text, window=200)
-    assert [layer.name for layer in report.layers] == routers(model) and len(report.layers) > 1
-    assert not any(layer.name.endswith("layers.0.self_attn.0") for layer in report.layers)
+    assert [layer.name for layer in report.layers] == routers(model)
+    assert report.bands == [8, 16, 32, 64] and report.setting == "threshold=-5"
+    assert report.routed_layers == report.attention_layers == 2
     seen: dict[str, list[torch.Tensor]] = {}
     windows = [w for w in torch.tensor(tokenizer(text)["input_ids"]).split(200) if len(w) > 1]
     with observe_routing(model, lambda view, _, groups: seen.setdefault(view.name, []).append(groups[0])):
@@ -72,22 +65,17 @@ def test_a_report_has_an_entry_for_each_head_with_groups(parts: Any, tiny: Any, 
     for layer in report.layers:
         shares = torch.cat(seen[layer.name]).float().mean(dim=0)
         assert [group.share for group in layer.groups] == pytest.approx(shares.tolist(), abs=1e-4)
-        assert layer.pairs and not layer.flow
-    last = report.layers[-1]
-    assert last.title.endswith(f"self_attn, head {last.head}") and escape(last.title) in report.to_markdown()
+        assert layer.pairs and layer.loss is not None and 0 < (layer.silent or 0) < 1 and 0 < layer.far < 1
+        read_most = layer.most_read(1, named=False)[0]
+        assert len(layer.groups[read_most].examples) == 5 or layer.groups[read_most].name == "mixed"
+    markdown = report.to_markdown()
+    assert all(escape(layer.title) in markdown for layer in report.layers)
+    ordered = report.that_matter(2)
+    assert len(ordered) == 2 and ordered[0].loss == max(layer.loss for layer in report.layers if layer.loss is not None)
     report.to_json(tmp_path / "groups.json")
     assert GroupReport.from_json(tmp_path / "groups.json") == report
-    assert {path.name for path in save_plots(report, tmp_path)} == {"groups-map.png", "groups-strip.png"}
-
-
-def test_reports_of_older_versions_are_read(parts: Any, tmp_path: Any) -> None:
-    model, tokenizer = parts
-    report = json.loads(group_report(model, tokenizer, "one two three. " * 60, window=100).to_json())
-    del report["heads_left_out"]
-    for layer in report["layers"]:
-        del layer["head"]
-    (tmp_path / "old.json").write_text(json.dumps(report | {"schema": 1}))
-    assert GroupReport.from_json(tmp_path / "old.json").layers[0].title == report["layers"][0]["name"]
+    assert {path.name for path in save_plots(report, tmp_path)} == {f"head-{n}-{h}.png" for n in (0, 1) for h in (0, 1)}
+    assert report.to_markdown(["figures/head-0-1.png"]).count("![") == 1
 
 
 def test_of_many_heads_those_that_attend_furthest_are_told(parts: Any, tiny: Any, monkeypatch: Any) -> None:
@@ -96,69 +84,102 @@ def test_of_many_heads_those_that_attend_furthest_are_told(parts: Any, tiny: Any
     monkeypatch.setattr(interpret_run, "MOST_HEADS", 1)
     report = group_report(model, tokenizer, text, window=200)
     (only,) = report.layers
-    assert report.heads_left_out == len(routers(model)) - 1 > 0
-    assert "the 1 that attend furthest away" in report.to_markdown()
+    assert report.heads_left_out == len(routers(model)) - 1
+    assert "Of 4 heads the 1 with most attention far away" in report.to_markdown()
     windows = [Window(w) for w in torch.tensor(tokenizer(text)["input_ids"]).split(200) if len(w) == 200][:4]
-    far = {name: found.overall for name, found in distant_attention(model, windows).items()}
-    assert only.name == max(far, key=lambda name: far[name])
+    found = what_is_read(model, windows)
+    assert only.name == max(found, key=lambda name: found[name].overall)
 
 
-def test_agreement_with_a_treebank_is_told_by_head(parts: Any, tmp_path: Any) -> None:
+def test_agreement_with_a_treebank_is_told_by_head_and_text_is_read_besides(parts: Any, tiny: Any, tmp_path: Any) -> None:
     model, tokenizer = parts
     (tmp_path / "small.conllu").write_text(GOOD * 60)
-    report = group_report(model, tokenizer, tmp_path / "small.conllu", window=100)
-    assert all(0 <= layer.agreement["upos"]["groups"]["nmi"] <= 1 for layer in report.layers)
+    alone = group_report(model, tokenizer, tmp_path / "small.conllu", window=100)
+    text = (tiny / "held_out.txt").read_text()[:1500]
+    both = group_report(model, tokenizer, tmp_path / "small.conllu", texts=[text], window=100)
+    assert both.text["words"] == alone.text["words"]
+    assert both.text["tokens"] == alone.text["tokens"] + len(tokenizer(text)["input_ids"])
+    for one, two in zip(alone.layers, both.layers, strict=True):
+        assert 0 <= one.agreement["upos"]["groups"]["nmi"] <= 1
+        assert one.agreement["upos"]["groups"] == two.agreement["upos"]["groups"]
+    assert "a look-up by token" in both.to_markdown()
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
-def test_distant_attention_is_that_of_what_a_head_reads(family: str) -> None:
-    model, ids = heads_model(family), token_ids(batch=1, length=48)
-    found = distant_attention(model, [Window(ids[0])])
-    expected: dict[str, tuple[torch.Tensor, Any, torch.Tensor]] = {}
+@pytest.mark.parametrize("family", [*FAMILIES, "shared"])
+def test_what_is_read_is_what_the_weights_say(family: str) -> None:
+    """Against weights made pair by pair in float64 from the same queries, keys and decisions."""
+    model = focus_model("llama") if family == "shared" else cells(family)
+    ids = token_ids(batch=1, length=LENGTH)
+    found = what_is_read(model, [Window(ids[0])])
+    calls: list[Seen] = []
+    members: dict[str, torch.Tensor] = {}
+    reads: dict[str, torch.Tensor] = {}
 
-    def look(view: HeadView, query: Any, key: Any, scale: float, groups: Any) -> None:
-        how = view.routing_config.head_pattern(view.layer_idx, view.head)
-        assert key.shape[1] == 1 and how.attend == "groups"
-        weights = torch.zeros(48, 48, dtype=torch.double)
-        for row in query[0].double():
-            scores = row @ key[0, 0].double().T * scale
-            for i in range(48):
-                for j in range(48):
-                    near = i - j <= how.local_window or j < 2
-                    if j > i or not (near or bool((view.reads[0, i] & groups[0, j]).any())):
-                        scores[i, j] = -math.inf
-            weights += scores.softmax(-1) / query.shape[1]
-        assert (view.reads.sum(-1) == how.top_k).all() and (groups.sum(-1) == 1).all()
-        far = torch.tensor([[i - j > how.local_window and j >= 2 for j in range(48)] for i in range(48)])
-        expected[view.name] = weights * far, view.reads[0], groups[0]
+    def note(router: Any, _: Any, memberships: torch.Tensor) -> None:
+        members[router.name] = memberships[0]
+        reads[router.name] = memberships[0][..., None] if family == "shared" else router.reads[0]
 
-    with observe_attention(model, look):
+    with observe_attention(model, calls.append), observe_routing(model, note):
         logits(model, ids)
-    assert expected.keys() == found.keys() and len(found) > 1
-    for name, (far, reads, groups) in expected.items():
-        assert found[name].overall == pytest.approx(far.sum().item() / 48, abs=1e-5)
-        for pair in found[name].pairs:
-            assert pair.weight == pytest.approx(far[pair.query, pair.key].item(), rel=1e-3)
-            assert reads[pair.query, pair.group] and groups[pair.key, pair.group]
+    names = []
+    for call in calls:
+        per = call.query.shape[1] // call.key.shape[1]
+        for head in [None] if family == "shared" else range(call.key.shape[1]):
+            name = call.layer.name if head is None else f"{call.layer.name}.{head}"
+            names.append(name)
+            queries = range(call.query.shape[1]) if head is None else range(head * per, (head + 1) * per)
+            bands = 1 if family == "shared" else BANDS
+            attention = torch.zeros(4, bands, dtype=torch.double)
+            silent = 0
+            for i in range(LENGTH):
+                allowed = {}
+                for j in range(i + 1):
+                    band = min((i - j - 1) // WINDOW, 1) + ((i - j) > 4 * WINDOW) if bands > 1 else 1
+                    group = int(members[name][j].int().argmax())
+                    far = i - j > WINDOW and j >= SINKS
+                    read = i - j > WINDOW and bool(reads[name][i, group, (band - 1) if bands > 1 else 0])
+                    if bands > 1 and i - j > WINDOW:
+                        band = 0 if i - j <= 2 * WINDOW else 1 if i - j <= 4 * WINDOW else 2
+                        read = bool(reads[name][i, group, band])
+                    if i - j <= WINDOW or j < SINKS or read:
+                        allowed[j] = (far, group, band if bands > 1 else 0)
+                silent += i > WINDOW + SINKS and not any(far for far, _, _ in allowed.values())
+                places = list(allowed)
+                for q in queries:
+                    scores = call.query[0, q, i].double() @ call.key[0, q // per, places].double().T * call.scale
+                    for weight, (far, group, band) in zip(scores.softmax(-1), allowed.values(), strict=True):
+                        if far:
+                            attention[group, band] += weight / len(queries)
+            assert torch.allclose(torch.tensor(found[name].attention), attention, atol=1e-4)
+            assert found[name].silent == silent and found[name].far == LENGTH - WINDOW - SINKS - 1
+            assert found[name].tokens == LENGTH
+            for pair in found[name].pairs:
+                assert pair.query - pair.key > WINDOW and pair.group == int(members[name][pair.key].int().argmax())
+    assert set(names) == found.keys() and names
 
 
-def test_a_head_without_groups_now_reads_nothing() -> None:
-    """It has centroids for another budget."""
-    model = heads_model("llama", budgets={"0.5": {}})
-    views: dict[tuple[int, int], HeadView] = {}
-    with observe_routing(model, lambda view, *_: views.update({(view.layer_idx, view.head): view})):
-        logits(model, token_ids())
-        assert not views[2, 0].reads.any() and views[2, 0].pattern.local_window == WINDOW
-        assert views[1, 0].pattern.dense_below > 10**6
-        focus_hf.set_routing(model, pairs=0.5)
-        logits(model, token_ids())
-    assert (views[2, 0].reads.sum(-1) == 1).all()
+@pytest.mark.parametrize("routing", ["cells", "shared"])
+def test_a_head_that_reads_nothing_is_missed_and_comes_back(routing: str) -> None:
+    model = cells("llama") if routing == "cells" else focus_model("llama")
+    ids = token_ids(batch=1, length=LENGTH)
+    before = logits(model, ids)
+    layer, head = focus_layers(model)[1], 0 if routing == "cells" else None
+    name = layer.name if head is None else f"{layer.name}.{head}"
+    with reading_nothing(layer, head):
+        without, found = logits(model, ids), what_is_read(model, [Window(ids[0])])
+    assert found[name].silent == found[name].far and not torch.equal(without, before)
+    assert all(one.silent < one.far for other, one in found.items() if other != name)
+    assert torch.equal(logits(model, ids), before)
+    (mean, error) = loss_without(model, [name], [Window(ids[0])])[name]
+    losses = [torch.nn.functional.cross_entropy(one[0, :-1], ids[0, 1:]).item() for one in (before, without)]
+    assert mean == pytest.approx(losses[1] - losses[0], abs=1e-4) and error > 0
 
 
 def test_samples_and_balance_are_told_by_head() -> None:
-    model, ids = heads_model("llama"), token_ids(batch=1)
+    model, ids = cells("llama"), token_ids(batch=1)
     sample = take_sample(model, ids[0])
-    assert list(sample.groups) == ["model.layers.0.self_attn.1", "model.layers.1.self_attn.1"]
+    assert list(sample.groups) == list(sample.reads) and len(sample.groups) == 6
+    assert any(sum(counts) for counts in sample.reads.values())
     assert same_groups(sample, take_sample(model, ids[0])) == 1
     for layer in focus_layers(model)[:1]:
         layer.focus_centroids["default"].data.neg_()
@@ -171,25 +192,13 @@ def test_samples_and_balance_are_told_by_head() -> None:
 
 def test_groups_of_heads_are_not_balanced_after_fitting() -> None:
     with pytest.raises(ValueError, match="balanced when the adapter is fitted"):
-        calibrate(heads_model("llama"), [token_ids()])
+        calibrate(cells("llama"), [token_ids()])
 
 
-def test_two_adapters_are_compared_on_the_heads_that_both_have(parts: Any, tiny: Any) -> None:
+def test_two_adapters_are_compared_head_by_head(parts: Any, tiny: Any) -> None:
     model, tokenizer = parts
-    other = adapted(tiny, {"1.0": {"attend": "everything"}})
+    other = adapted(tiny, seed=2)
     text = [(tiny / "held_out.txt").read_text()[:1500]]
-    both = [name.removeprefix("base_model.model.") for name in routers(model) if name in routers(other)]
     matched = match_adapters(model, other, tokenizer, text, window=100)
-    assert [layer.name for layer in matched] == both and 0 < len(both) < len(routers(model))
+    assert [layer.name for layer in matched] == [name.removeprefix("base_model.model.") for name in routers(model)]
     assert all(m.overlap == 1 for layer in match_adapters(model, model, tokenizer, text, 100) for m in layer.matches)
-
-
-def test_a_mode_leaves_the_heads_as_they_were() -> None:
-    model = heads_model("llama")
-    config = focus_layers(model)[0].routing_config
-    before = dict(config.head_patterns)
-    with attending(model, Mode("hard", config.top_k)):
-        assert config.head_pattern(3, 0).top_k == 2  # the adapter's own: heads keep theirs
-    with attending(model, Mode("hard", 3)):
-        assert config.head_pattern(3, 0).top_k == config.head_pattern(0, 1).top_k == 3
-    assert config.head_patterns == before

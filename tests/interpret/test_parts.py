@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from focus_hf.interpret import LayerMatch, agreement, match_groups, read_treebank
-from focus_hf.interpret.agreement import category_label, contextual_share, lookup_table, random_table
+from focus_hf.interpret.agreement import contextual_share, lookup_table, random_table
+from focus_hf.interpret.naming import Namer
 from focus_hf.interpret.tokens import PROFILE, display, profile
 from focus_hf.interpret.treebank import Word, align
 
@@ -51,7 +52,6 @@ def test_a_treebank_is_read_and_its_errors_named(tmp_path):
         (9, 13, "VERB", "root"),
         (13, 14, "PUNCT", "punct"),
     ]
-    assert words[0].features == ("Case=Nom", "Number=Plur")
     assert len(treebank.skipped) == 2
     assert treebank.skipped[0] == "small.conllu, line 11: word 'Some' is not in the sentence's text"
     assert treebank.skipped[1] == "small.conllu, line 15: 3 columns, expected 10 with tabs between"
@@ -109,20 +109,39 @@ def test_baselines_know_nothing_or_only_the_token():
     assert contextual_share(by_token) == pytest.approx(3 / 25)
 
 
-def test_a_label_needs_evidence():
-    names = ["NOUN", "VERB", "PUNCT"]
-    even = np.tile(np.array([[20, 20, 20], [20, 20, 20]]), (64, 1, 1))
-    assert category_label(even, names, 0, draws=50, seed=0)["label"] == "mixed"
-    clear = np.tile(np.array([[2, 3, 55], [40, 30, 2]]), (64, 1, 1))
-    label = category_label(clear, names, 0, draws=50, seed=0)
-    assert label["label"] == "PUNCT" and label["share"] == pytest.approx(55 / 60)
-    assert label["lift"] == pytest.approx((55 / 60) / (57 / 132)) and label["interval"][0] > 1.5
-    noisy = np.zeros((64, 2, 3), dtype=int)
-    noisy[:, 1] = 10
-    noisy[0, 0] = [0, 0, 3]  # three words of one place: the lift is high, the evidence is not there in most samples
-    assert category_label(noisy, names, 0, draws=50, seed=0)["label"] == "mixed"
-    empty = np.zeros((64, 2, 3), dtype=int)
-    assert category_label(empty, names, 0, draws=5, seed=0)["label"] == "empty"
+TOKENS = [" the", " The", " def", " class", ",", ".", " running", "ing", " king", " sitting", " 42", " Anna", " dog"]
+
+
+def named(inside, gold_of=None, gold=None, parts=()):
+    """The name of the first of two groups: what it holds of `TOKENS`; the second holds a hundred of each."""
+    by_token = np.zeros((len(TOKENS), 2), dtype=int)
+    by_token[:, 1] = 100
+    for token, count in inside.items():
+        by_token[TOKENS.index(token), 0] = count
+    profiles = np.array([profile(text, text) for text in TOKENS])
+    namer = Namer(dict(enumerate(TOKENS)), profiles, by_token.sum(axis=1), gold, parts)
+    return namer.names(by_token, gold_of)[0]
+
+
+def test_a_group_is_named_by_what_most_of_it_has_in_common():
+    found = named({" def": 300, " class": 250, ",": 50})
+    assert found.name == "“def” and “class”" and found.covers == pytest.approx(550 / 600)
+    assert found.chance == pytest.approx(750 / 1900) and found.lookup == 1.0
+    assert named({" the": 400, " The": 100, ".": 20}).name == "“the”"  # one kind, however it is written
+    assert named({",": 300, ".": 300}).name == "commas and full stops"
+    ending = named({" running": 150, "ing": 150, " king": 150, " sitting": 150})
+    assert ending.name == "words ending in -ing" and ending.covers == 1.0
+    assert named({}).name == "empty" and named({",": 5}).name == "mixed"  # five tokens are no evidence
+    mixed = named({token: 50 for token in TOKENS})
+    assert mixed.name == "mixed" and mixed.covers < 0.6
+
+
+def test_gold_categories_are_names_where_they_say_most():
+    parts = ("DET", "PROPN")
+    gold = np.zeros((len(TOKENS), 2), dtype=int)
+    gold[[0, 1], 0], gold[[11, 12], 1] = 200, 200
+    found = named({" Anna": 100, " dog": 100, " 42": 60, " sitting": 40}, np.array([[1, 199], [300, 200]]), gold, parts)
+    assert found.name == "names" and found.covers == pytest.approx(199 / 200)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import subprocess
 import sys
 
@@ -15,15 +14,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 
 import focus_hf
 from focus_hf import FocusConfig, GroupReport, group_report
-from focus_hf.adapter import focus_layers, observe_attention, observe_routing
+from focus_hf.adapter import focus_layers, observe_routing
 from focus_hf.adapter.save import save_adapter
-from focus_hf.attention import Pattern, WhoAttends, attended_pairs
-from focus_hf.interpret.collect import Window
-from focus_hf.interpret.distance import distant_attention
-from focus_hf.interpret.figures import save_plots, strip_figure
+from focus_hf.interpret.figures import save_plots
 from focus_hf.records import AdapterFileError
 from tests.cli.test_cli import focus_hf as run
-from tests.families import FAMILIES, focus_model, token_ids, unbalance
+from tests.families import unbalance
 from tests.interpret.test_parts import BAD, GOOD
 
 HOSTILE = "<script>alert(1)</script> | `x` **b** {{ 7*7 }} \u202eevil\x07\u2028 &amp; ![i](http://e) $x$ ---\n" * 12
@@ -73,21 +69,13 @@ def test_counts_are_those_of_the_model(parts, tiny):
         for group, facts in enumerate(layer.groups):
             inside = tokens[groups == group]
             assert facts.share == pytest.approx(len(inside) / len(tokens), abs=1e-4)
-            assert sum(facts.confidences) == sum(facts.positions) == len(inside)
             kinds, counts = inside.unique(return_counts=True)
             assert facts.top[0]["count"] == counts.max()
             for item in facts.lifted:
                 assert item["lift"] > 1
-            digits = sum(tokenizer.decode([int(i)]).strip().isdigit() for i in inside)
-            assert facts.profile["digits"] == pytest.approx(digits / len(inside), abs=1e-3)
         majority = sum(np.bincount(groups[tokens == kind]).max() for kind in tokens.unique())
         assert layer.strip == groups[: len(layer.strip)].tolist() and len(layer.strip) == len(report.strip) == 120
         assert layer.contextual == pytest.approx(1 - majority / len(tokens), abs=1e-6)
-    flow = np.zeros((4, 4), dtype=int)
-    for window in windows:
-        first, second = (members.int().argmax(-1) for members in memberships_of(model, window).values())
-        np.add.at(flow, (first.numpy(), second.numpy()), 1)
-    assert report.layers[0].flow == flow.tolist() and report.layers[1].flow == []
 
 
 def test_lift_and_examples_are_of_the_text(parts):
@@ -126,8 +114,7 @@ def test_a_treebank_gives_gold_labels_and_baselines(parts, treebank):
             assert found["random"]["nmi"] < found["lookup"]["nmi"]
             assert all(0 <= found[way][figure] <= 1 for way in found for figure in ("nmi", "v_measure", "purity"))
         for group in layer.groups:
-            assert set(group.labels) == {"upos", "deprel", "feature"}
-            assert sum(group.upos.values()) == pytest.approx(1.0, abs=0.05) or group.share == 0
+            assert group.name in ("mixed", "empty") or group.covers >= 0.5 and group.covers >= 2 * group.chance
     # five kinds of words, each nearly always in the same group: layer 0 sees little but the token
     found = report.layers[0].agreement["upos"]
     assert found["groups"]["nmi"] > 10 * found["random"]["nmi"] and found["groups"]["ami"] > 0.1
@@ -149,8 +136,8 @@ def test_text_shorter_than_the_window_is_read_all_the_same(parts):
     model, tokenizer = parts
     report = group_report(model, tokenizer, "to be")  # dense attention for every token
     assert report.text["tokens"] >= 2 and report.layers[0].pairs == []
-    assert report.layers[0].groups[0].distance is None
-    assert "Groups on a text" in report.to_markdown()
+    assert report.layers[0].reads == [] and report.layers[0].silent is report.layers[0].loss is None
+    assert "on a text" in report.to_markdown() and report.that_matter() == []
 
 
 def test_hostile_tokens_are_text_everywhere(parts, tmp_path):
@@ -160,12 +147,12 @@ def test_hostile_tokens_are_text_everywhere(parts, tmp_path):
     for forbidden in ("<script", "{{", "![i]", "\u202e", "\x07", "\u2028", "](http://e)"):
         assert forbidden not in markdown, forbidden
     tables = [line for line in markdown.splitlines() if line.startswith("|")]
-    assert {line.count("|") for line in tables} <= {4, 8}  # four cells or seven, whatever is in them
-    assert markdown.count("<details>") == markdown.count("</details>") == 2
+    assert {line.count("|") for line in tables} <= {5, 7}  # four cells or six, whatever is in them
+    assert markdown.count("<details>") == markdown.count("</details>") == 3
     assert json.loads(report.to_json())["text"]["name"] == HOSTILE
-    assert len(save_plots(report, tmp_path)) == 3
-    strip_figure(["$x$", "<b>", "␣a"], [0, 1, 11], tmp_path / "strip.png", title="$x")
-    assert (tmp_path / "strip.png").read_bytes().startswith(b"\x89PNG")
+    report.layers[0].groups[0].name = "$x$ <b>"
+    for path in save_plots(report, tmp_path):
+        assert path.read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_report_comes_back_from_its_file(parts, treebank, tmp_path):
@@ -175,7 +162,8 @@ def test_a_report_comes_back_from_its_file(parts, treebank, tmp_path):
     assert GroupReport.from_json(tmp_path / "groups.json") == report
     values = json.loads((tmp_path / "groups.json").read_text())
     for change, message in (
-        ({"schema": 9}, "schema 9; upgrade"),
+        ({"schema": 9}, "schema 9, expected 3; upgrade"),
+        ({"schema": 2}, "schema 2, expected 3; make it again"),
         ({"num_groups": 5}, "has 4 groups(.*), expected 5"),
         ({"surprise": 1}, "unknown entry 'surprise'"),
         ({"layers": [{"name": "x"}]}, "cannot be read|can be read"),
@@ -208,52 +196,6 @@ def test_a_report_of_640_groups_is_small(parts, treebank):
     assert len(report.to_markdown().encode()) < 1_000_000
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_distant_attention_is_what_the_weights_say(family):
-    """Against weights made head by head in float64 from the same queries and keys."""
-    model = focus_model(family, top_k=2)
-    windows = [Window(ids) for ids in token_ids(batch=2, length=60)]
-    found = distant_attention(model, windows)
-    expected, firsts = {}, {}
-
-    def look(layer, query, key, scale, memberships):
-        pattern = Pattern(8, 2)
-        positions = torch.arange(60)[None]
-        allowed = attended_pairs(WhoAttends(pattern, positions, memberships))[0, 0]
-        key = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
-        scores = torch.einsum("hqd,hkd->hqk", query[0].double(), key[0].double()) * scale
-        weights = scores.masked_fill(~allowed, -math.inf).softmax(-1).mean(0)
-        expected.setdefault(layer.name, []).append((weights, memberships[0]))
-
-    def note(layer, scores, memberships):
-        firsts.setdefault(layer.name, []).append((scores[0] + layer.focus_balance["default"]).argmax(-1))
-
-    with observe_attention(model, look), observe_routing(model, note), torch.no_grad():
-        for window in windows:
-            model(input_ids=window.ids[None], use_cache=False)
-    assert found.keys() == expected.keys() and len(found) > 0
-    for name, facts in found.items():
-        for group in range(4):
-            total = distant = reach = 0.0
-            for (weights, _), first in zip(expected[name], firsts[name], strict=True):
-                for i in (first == group).nonzero().flatten().tolist():
-                    far = [j for j in range(2, i - 8)]
-                    total += 1.0
-                    distant += weights[i, far].sum().item()
-                    reach += sum(weights[i, j].item() * (i - j) for j in far)
-            if total:
-                assert facts.share[group] == pytest.approx(distant / total, abs=1e-4)
-                assert facts.distance[group] == pytest.approx(reach / distant if distant else 0.0, rel=1e-3)
-        assert 0 < len(facts.pairs) <= 5
-        ranks = [pair.weight * pair.affinity for pair in facts.pairs]
-        assert ranks == sorted(ranks, reverse=True)
-        for pair in facts.pairs:
-            weights, memberships = expected[name][pair.window]
-            assert pair.weight == pytest.approx(weights[pair.query, pair.key].item(), rel=1e-3)
-            assert 0 < pair.affinity <= 1
-            assert pair.query - pair.key > 8 and memberships[[pair.query, pair.key], pair.group].all()
-
-
 def test_groups_from_the_command_line(parts, tiny, treebank, tmp_path):
     model, _ = parts
     model.peft_config["default"].base_model_name_or_path = str(tiny / "base")
@@ -268,11 +210,11 @@ def test_groups_from_the_command_line(parts, tiny, treebank, tmp_path):
         *("--json", out[0], "--markdown", out[1], "--plots", out[2]),
     )
     assert done.returncode == 0, done.stderr
-    assert "Groups on held_out.txt" in done.stdout and "Groups on held&#95;out.txt" in out[1].read_text()
+    assert "Groups on held_out.txt" in done.stdout and "on held&#95;out.txt" in out[1].read_text()
     assert GroupReport.from_json(out[0]) == GroupReport.from_json(adapter / "focus_groups.json")
-    assert sorted(path.name for path in out[2].iterdir()) == ["groups-flow.png", "groups-map.png", "groups-strip.png"]
+    assert sorted(path.name for path in (out[2] / "figures").iterdir()) == ["head-0.png", "head-1.png"]
     for arguments, message in (
-        ([], "Give either --text or --treebank"),
+        ([], "Give --text, --treebank or both"),
         (["--text", tiny / "held_out.txt", "--json", "-", "--markdown", "-"], "Only one of --json and --markdown"),
     ):
         done = run("groups", "--adapter", adapter, *arguments)

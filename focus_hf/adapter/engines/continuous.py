@@ -78,7 +78,7 @@ def route_pages(router: FocusLayer, hidden_states: Tensor, kwargs: dict[str, Any
         alone=alone,
         rotary=tuple(rotary) if isinstance(rotary, tuple | list) and len(rotary) == 2 else None,
         position_ids=places if isinstance(places, Tensor) else None,
-        owner=router.owner_of_groups(name),
+        tensors=(name, router.made_by(name)),
         paged=PagedCall(pages, router.layer_idx, packed, table),
     )
     if not config.by_cells:
@@ -149,7 +149,7 @@ def attend_pages(call: Call, query: Tensor, key: Tensor, value: Tensor, mask: Te
     pages.update(new_keys, new_values, paged.layer, packed.written[:0], packed.written)
     keys, values = pages._kv_token_views[paged.layer]
     if call.ranking is not None:
-        paged.table.put(packed.written, keys[packed.written], call.ranking[0, :count], call.owner)
+        paged.table.put(packed.written, keys[packed.written], call.ranking[0, :count], call.tensors)
     return attend_requests(packed, query, (keys, values), partial(_route, call), call.pattern, scores)
 
 
@@ -159,7 +159,7 @@ def _route(call: Call, query: Tensor, key: Tensor, stored: Tensor, rows: Tensor,
     assert paged is not None
     if call.alone:
         return no_groups(key, count)
-    known = paged.table.get(rows.flatten(), stored[rows.flatten()], call.owner)
+    known = paged.table.get(rows.flatten(), stored[rows.flatten()], call.tensors)
     known = None if known is None else known.view(*rows.shape, -1)
     part = replace(call, memory=None, groups=None)
     if call.ranking is not None:
@@ -174,7 +174,7 @@ def _route(call: Call, query: Tensor, key: Tensor, stored: Tensor, rows: Tensor,
         groups = key_groups(plain_keys(part, key, key.shape[2]), own_heads(call, key.shape[1]))
         real = (positions >= 0).flatten()
         found = groups.transpose(1, 2).flatten(0, 1).to(torch.int16)[real]
-        paged.table.put(rows.flatten()[real], stored[rows.flatten()[real]], found, call.owner)
+        paged.table.put(rows.flatten()[real], stored[rows.flatten()[real]], found, call.tensors)
     else:
         groups = known.transpose(1, 2).to(torch.uint8)
     config, router = call.router.configs[call.adapter], own_heads(call, key.shape[1])

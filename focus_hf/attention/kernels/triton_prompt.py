@@ -337,7 +337,7 @@ def _prompt(  # type: ignore[no-untyped-def]  # Triton's types are those of its 
                         slot = tl.load(key_slots + sequence * slots_row + j, mask=inside, other=0)
                     block, at = sequence, slot.to(tl.int64)
                     if BLOCK > 0:
-                        block, at = at // BLOCK, at % BLOCK
+                        block, at = (slot // BLOCK).to(tl.int64), slot % BLOCK
                     at = block * groups_row + head * groups_head + at * groups_place
                     group = tl.load(key_groups + at, mask=inside, other=0).to(tl.int32)
                     # Tokens of one kind are neighbours: bits of a key are between two numbers of tokens.
@@ -367,11 +367,11 @@ def _prompt(  # type: ignore[no-untyped-def]  # Triton's types are those of its 
                 for start in range(0, found, TILE):
                     entry = start + tl.arange(0, TILE)
                     inside = entry < found
-                    at = tl.load(listed + entry, mask=inside, other=0).to(tl.int64)
+                    slot = tl.load(listed + entry, mask=inside, other=0)
                     attend = tl.load(bits + entry, mask=inside, other=0)
-                    block = sequence
+                    block, at = sequence, slot.to(tl.int64)
                     if BLOCK > 0:
-                        block, at = at // BLOCK, at % BLOCK
+                        block, at = (slot // BLOCK).to(tl.int64), (slot % BLOCK).to(tl.int64)
                     of_key = block * key_row + head * key_head + at * key_place
                     of_value = of_key
                     if not ALIKE:

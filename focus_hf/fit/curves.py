@@ -1,0 +1,148 @@
+"""What each head reads and loses under every threshold, and in windows: sums over queries, by octaves of position.
+
+Everything about the dial follows from these (`dial`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ..attention import Pattern
+from ..routing.cells import CellRouter, cell_log_shares, key_groups, positions_in_bands
+from .cells import cells_of_keys, sums_by_cell
+from .importance import DenseRows
+from .store import LayerWindow
+
+#: Thresholds at which everything is measured, from the one that reads most.
+THRESHOLDS = torch.arange(-24.0, 4.0, 0.25)
+
+#: Queries are told apart by the octave of their position: this many, the first one up to 2 ** 4.
+OCTAVES = 20
+_FIRST_OCTAVE = 4
+
+
+@dataclass(frozen=True)
+class HeadCurves:
+    """Sums over queries, of ``n`` heads, ``O`` octaves and ``G`` thresholds, float64.
+
+    Args:
+        loss: half the Fisher cost (see `importance`), ``(n, O, G)``.
+        pairs: attended, likewise.
+        window_loss: the same with windows in the place of cells, each twice as wide as the one before, from the
+            pattern's own on, ``(n, O, bands)``.
+        window_pairs: attended in these, ``(O, bands)``.
+        queries: how many there were, ``(O,)``.
+        possible: pairs of theirs in dense attention, ``(O,)``.
+    """
+
+    loss: Tensor
+    pairs: Tensor
+    window_loss: Tensor
+    window_pairs: Tensor
+    queries: Tensor
+    possible: Tensor
+
+    def before(self, length: int) -> HeadCurves:
+        """Summed over the queries at positions below a length, a power of two: one octave."""
+        octaves = int(octave(torch.tensor(length - 1))) + 1
+        of_heads = (each[:, :octaves].sum(1, keepdim=True) for each in (self.loss, self.pairs, self.window_loss))
+        of_all = (each[:octaves].sum(0, keepdim=True) for each in (self.window_pairs, self.queries, self.possible))
+        return HeadCurves(*of_heads, *of_all)
+
+    def shifted(self, offsets: Tensor) -> HeadCurves:
+        """As functions of the common threshold, of heads that add an offset to it, ``(n,)``: linear between points."""
+        step = float(THRESHOLDS[1] - THRESHOLDS[0])
+        places = torch.arange(len(THRESHOLDS)) + offsets.double()[:, None] / step
+        places = places.clamp(0, len(THRESHOLDS) - 1)
+        lower, part = places.floor().long(), places - places.floor()
+
+        def at(values: Tensor) -> Tensor:
+            low, high = (
+                values.gather(-1, index[:, None].expand(-1, values.shape[1], -1))
+                for index in (lower, (lower + 1).clamp(max=len(THRESHOLDS) - 1))
+            )
+            return torch.lerp(low, high, part[:, None])
+
+        return replace(self, loss=at(self.loss), pairs=at(self.pairs))
+
+
+def octave(positions: Tensor) -> Tensor:
+    """0 below 16, then 1 below 32, and so on: int64."""
+    return (positions.clamp(min=1).double().log2().floor().long() - (_FIRST_OCTAVE - 1)).clamp(0, OCTAVES - 1)
+
+
+def joined(curves: Iterable[HeadCurves]) -> HeadCurves:
+    """The heads of several layers, measured on the same queries."""
+    found = list(curves)
+    names = ("loss", "pairs", "window_loss")
+    return replace(found[0], **{name: torch.cat([getattr(each, name) for each in found]) for name in names})
+
+
+@torch.no_grad()
+def measure(windows: Iterable[LayerWindow], router: CellRouter, pattern: Pattern) -> HeadCurves:
+    """What a layer's heads read and lose under every threshold.
+
+    Args:
+        windows: of the layer.
+        router: its tensors; offsets do not count.
+        pattern: window, sinks and bands.
+    """
+    heads, num_groups = router.centroids.shape[:2]
+    loss = torch.zeros(heads, OCTAVES, len(THRESHOLDS), dtype=torch.float64)
+    pairs = torch.zeros_like(loss)
+    window_loss = loss.new_zeros(heads, OCTAVES, pattern.num_bands)
+    window_pairs = loss.new_zeros(OCTAVES, pattern.num_bands)
+    queries = loss.new_zeros(OCTAVES)
+    possible = torch.zeros_like(queries)
+    for window in windows:
+        octaves = octave(window.positions)
+        queries.index_add_(0, octaves, torch.ones_like(window.positions, dtype=torch.float64))
+        possible.index_add_(0, octaves, (window.positions + 1).double())
+        groups = key_groups(window.plain_keys[None], router)[0]
+        shares, _ = cell_log_shares(window.queries[None], router)
+        sizes = positions_in_bands(window.positions[None], pattern.local_window, pattern.num_bands)[0]
+        scores = (shares[0] - sizes.clamp(min=1).float().log()[None, :, None]).flatten(-2)
+        for head in range(heads):
+            done = 0
+            for rows in map(DenseRows.of, window.head(head).parts()):
+                these = slice(done, done := done + len(rows.positions))
+                cells = cells_of_keys(groups[head, : rows.length], rows.positions, pattern, num_groups)
+                sums = _sums(rows, cells, scores.shape[-1] + 1)
+                for (lost, read), of_loss, of_pairs in (
+                    (_cost(rows, _above_thresholds(sums, scores[head, these])), loss[head], pairs[head]),
+                    (_cost(rows, _in_windows(sums, pattern.num_bands)), window_loss[head], window_pairs),
+                ):
+                    of_loss.index_add_(0, octaves[these], lost.double())
+                    of_pairs.index_add_(0, octaves[these], read.double())
+    return HeadCurves(loss, pairs, window_loss, window_pairs / heads, queries, possible)
+
+
+def _sums(rows: DenseRows, cells: Tensor, count: int) -> Tensor:
+    """By cell, "near" last: weights and effects of the ``r`` query heads, and pairs: ``(2r + 1, R, cells)``."""
+    earlier = (torch.arange(rows.length) <= rows.positions[:, None]).float()
+    return sums_by_cell(torch.cat([rows.weights, rows.effects, earlier[None]]), cells, count)
+
+
+def _above_thresholds(sums: Tensor, scores: Tensor) -> Tensor:
+    """What is attended where the cells with scores ``(R, cells)`` above a threshold are read: ``(2r + 1, R, G)``."""
+    ranked, order = scores.sort(dim=-1, descending=True)
+    read = sums[..., :-1].gather(-1, order.expand(len(sums), -1, -1)).cumsum(dim=-1)
+    count = torch.searchsorted(-ranked, (-THRESHOLDS).expand(len(scores), -1).contiguous())
+    return (F.pad(read, (1, 0)) + sums[..., -1:]).gather(-1, count.expand(len(sums), -1, -1))
+
+
+def _in_windows(sums: Tensor, bands: int) -> Tensor:
+    """What is attended in the window, and in those that reach to the end of a band: ``(2r + 1, R, bands)``."""
+    by_band = sums[..., :-1].unflatten(-1, (-1, bands)).sum(dim=-2)[..., :-1]
+    return torch.cat([sums[..., -1:], by_band], dim=-1).cumsum(dim=-1)
+
+
+def _cost(rows: DenseRows, attended: Tensor) -> tuple[Tensor, Tensor]:
+    """Half the Fisher cost and the pairs of each query, ``(R, ...)`` each."""
+    heads = rows.weights.shape[0]
+    return rows.fisher_cost(attended[:heads], attended[heads:-1]) / 2, attended[-1]

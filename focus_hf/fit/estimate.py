@@ -1,0 +1,124 @@
+"""What a fit takes, from shapes: memory, scratch, passes over the text, and time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .recipe import FitRecipe
+
+#: Numbers of a token that a layer keeps for its backward pass, in units of the hidden size: norms, projections and the
+#: feed-forward part of a gated layer.
+_KEPT_BY_A_LAYER = 16
+
+#: What a layer's fit computes for a score of attention (weights, effects, their sums by cell), and what training does
+#: for a cell of a query, in floating-point operations of a matrix product that would take as long.
+_PER_SCORE, _PER_CELL = 2000, 1000
+
+#: Queries of a step of training.
+_BATCH = 1024
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """Of a model, as its configuration says.
+
+    Args:
+        layers: routed.
+        hidden, vocabulary: widths.
+        heads, kv_heads, head_dim: of attention.
+        parameters: of the whole model.
+    """
+
+    layers: int
+    hidden: int
+    vocabulary: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    parameters: int
+
+    @classmethod
+    def of(cls, config: Any, layers: int, parameters: int) -> Shapes:
+        """From a transformers configuration."""
+        heads = int(getattr(config, "num_attention_heads", 1))
+        kv_heads = int(getattr(config, "num_key_value_heads", None) or heads)
+        size = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
+        return cls(layers, int(config.hidden_size), int(config.vocab_size), heads, kv_heads, size, parameters)
+
+    def bytes_of_window(self, length: int, rows: int) -> int:
+        """About how much one layer's captured tensors of a window take on disk."""
+        return 2 * self.head_dim * (3 * self.kv_heads * length + 2 * self.heads * min(rows, length))
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a fit takes.
+
+    Args:
+        scratch: bytes of captured tensors on disk at once.
+        passes: over all windows, each capturing some of the layers.
+        memory: bytes in memory while the longest window is captured, weights included.
+        layer: bytes in memory while a layer is fitted, without the model's weights.
+        operations: floating-point operations of the capture, and of the fit.
+    """
+
+    scratch: int
+    passes: int
+    memory: int
+    layer: int
+    operations: tuple[float, float]
+
+    def seconds(self, rate: float) -> float:
+        """How long it takes at a rate of operations a second."""
+        return sum(self.operations) / rate
+
+
+def needs(shapes: Shapes, recipe: FitRecipe, bytes_per_number: int) -> Needs:
+    """What a fit takes.
+
+    Args:
+        shapes: of the model.
+        recipe: of the fit.
+        bytes_per_number: of the model's weights, 2 for bfloat16.
+    """
+    lengths, longest = recipe.lengths, max(recipe.lengths)
+    each = sum(shapes.bytes_of_window(length, recipe.rows) for length in lengths)
+    at_once = layers_at_once(each, recipe.scratch_gb, shapes.layers)
+    passes = -(-shapes.layers // at_once)
+    kept = _KEPT_BY_A_LAYER * shapes.hidden * longest * bytes_per_number
+    activations = kept + shapes.layers * shapes.hidden * longest * bytes_per_number
+    if not recipe.gradient_checkpointing:
+        activations = shapes.layers * kept
+    logits = 3 * 4 * longest * shapes.vocabulary
+    queries = sum(min(length, recipe.rows) for length in lengths)
+    cells = recipe.num_groups * recipe.num_bands + 1
+    layer = 2 * each + 2 * 4 * shapes.kv_heads * queries * cells
+    return Needs(
+        scratch=at_once * each,
+        passes=passes,
+        memory=shapes.parameters * bytes_per_number + activations + logits,
+        layer=layer,
+        operations=(passes * _capture(shapes, lengths, recipe), _fit(shapes, lengths, recipe, cells)),
+    )
+
+
+def layers_at_once(bytes_of_a_layer: int, scratch_gb: float, layers: int) -> int:
+    """Layers whose captured tensors find room together."""
+    return max(1, min(layers, int(scratch_gb * 1e9 / max(1, bytes_of_a_layer))))
+
+
+def _capture(shapes: Shapes, lengths: Sequence[int], recipe: FitRecipe) -> float:
+    """A pass forward and one backward, and a second forward where activations are computed again."""
+    passes = 3 if recipe.gradient_checkpointing else 2
+    weights = 2.0 * shapes.parameters * sum(lengths)
+    scores = 2.0 * shapes.layers * shapes.heads * shapes.head_dim * sum(length**2 for length in lengths)
+    return passes * (weights + 2 * scores)  # attention's kernels run at a lower rate than matrix products
+
+
+def _fit(shapes: Shapes, lengths: Sequence[int], recipe: FitRecipe, cells: int) -> float:
+    """Scores of the queries that were kept, and steps of training."""
+    scores = shapes.heads * sum(min(length, recipe.rows) * length / 2 for length in lengths)
+    training = shapes.kv_heads * recipe.steps * _BATCH * cells
+    return shapes.layers * (_PER_SCORE * scores + _PER_CELL * training)
