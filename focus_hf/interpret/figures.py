@@ -34,9 +34,7 @@ def save_plots(report: GroupReport, folder: str | os.PathLike[str]) -> list[Path
     Returns:
         The paths; none where no window was long enough to see what is read.
     """
-    return [
-        head_figure(layer, report.bands, Path(folder) / picture(layer)) for layer in report.that_matter(HEADS)
-    ]
+    return [head_figure(layer, report.bands, Path(folder) / picture(layer)) for layer in report.that_matter(HEADS)]
 
 
 def head_figure(layer: LayerFacts, bands: Sequence[int], path: str | os.PathLike[str]) -> Path:

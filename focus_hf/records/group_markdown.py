@@ -76,7 +76,9 @@ def _about(report: GroupReport) -> str:
 
 def _heads(report: GroupReport, chosen: list[LayerFacts]) -> Iterator[str]:
     measured = chosen[0].loss is not None
-    yield _row(["head", "looks back for (share of the group that the name fits; tokens back)", "loss without", "silent"])
+    yield _row(
+        ["head", "looks back for (share of the group that the name fits; tokens back)", "loss without", "silent"]
+    )
     yield "|---|---|---:|---:|"
     for layer in chosen:
         told = [
@@ -84,7 +86,9 @@ def _heads(report: GroupReport, chosen: list[LayerFacts]) -> Iterator[str]:
             + (f" ({_span(report, layer, group)})" if len(report.bands) > 1 else "")
             for group in layer.most_read(GROUPS)
         ]
-        yield _row([escape(layer.short_title), "; ".join(told) or "groups without a name", _loss(layer), _silent(layer)])
+        yield _row(
+            [escape(layer.short_title), "; ".join(told) or "groups without a name", _loss(layer), _silent(layer)]
+        )
     yield ""
     where = "by what the model loses" if measured else "by distant attention"
     yield (
@@ -151,7 +155,8 @@ def _one(report: GroupReport, layer: LayerFacts, figures: Collection[str]) -> It
         yield f"- Mixed groups, by their most typical tokens: {'; '.join(mixed)}."
     for item in layer.split:
         both = "; ".join(
-            f"{escape(layer.groups[int(group)].name)}: {_marked(example)}" for group, example in item["examples"].items()
+            f"{escape(layer.groups[int(group)].name)}: {_marked(example)}"
+            for group, example in item["examples"].items()
         )
         yield f"- `{_code(item['token'])}` depends on context. {both}"
     for pair in layer.pairs:

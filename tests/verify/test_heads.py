@@ -8,19 +8,15 @@ from typing import Any
 
 import pytest
 from rich.progress import Progress
-from transformers import AutoTokenizer
 
 from focus_hf.adapter.save import save_adapter
 from focus_hf.card import FocusModelCard
 from focus_hf.evaluate import EvaluationPlan
 from focus_hf.evaluate.command import Sources, run_evaluation
-from focus_hf.explore import Subject, explore, render
 from focus_hf.hub import load_adapted
-from focus_hf.interpret import run as interpret_run
 from focus_hf.interpret.command import run_groups
 from focus_hf.records.adapter_files import SAMPLE_FILE
 from focus_hf.verify import DIFFERS, HOLDS, verify
-from tests.explore.pages import page_data
 from tests.interpret.test_heads import adapted
 
 
@@ -56,17 +52,3 @@ def test_what_was_measured_holds_and_what_was_changed_does_not(folder: Path, tin
     finally:
         (folder / SAMPLE_FILE).write_text(whole)
     assert any("recorded tokens" in what for what in differs)
-
-
-def test_the_page_has_no_notes_for_heads_that_the_report_leaves_out(tiny: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr(interpret_run, "MOST_HEADS", 1)
-    model = adapted(tiny, {"0.0": {"attend": "window"}})
-    tokenizer = AutoTokenizer.from_pretrained(tiny / "base")
-    text = (tiny / "held_out.txt").read_text()[:1500]
-    report = interpret_run.group_report(model, tokenizer, text, window=100)
-    data = explore([Subject(model, "me", report=report)], tokenizer, text, max_tokens=200)
-    notes = page_data(render(data).html)["sides"][0]["notes"]
-    assert len(notes) == 3 and sum(note is not None for note in notes) == 1
-    report.heads_left_out = 0
-    with pytest.raises(ValueError, match="says nothing about"):
-        explore([Subject(model, "me", report=report)], tokenizer, text, max_tokens=200)
