@@ -1,4 +1,4 @@
-"""What people are told of an adapter whose heads route by themselves: the first screen of its card, its front matter."""
+"""What people are told of an adapter whose heads route by themselves: its card's first screen, its front matter."""
 
 from __future__ import annotations
 
@@ -87,7 +87,10 @@ def test_the_first_screen_says_it_all(adapter: Path) -> None:
     first = lines[: lines.index("<details>")]
     assert len(first) <= 60
     screen = "\n".join(first)
-    assert "attends to 24 % of the pairs" in screen and "perplexity is +2.0 % above dense attention's on 4 texts" in screen
+    assert (
+        "attends to 24 % of the pairs" in screen
+        and "perplexity is +2.0 % above dense attention's on 4 texts" in screen
+    )
     assert "3 of its 18 attention layers; the other 15 stay as they are" in screen
     assert screen.count("| **+2.0** \\| +1.0 \\| +10.0 ") == 4 * 4  # all texts and lengths at the adapter's setting
     assert "best opponent (clusters of 16 keys)" in screen and "the best of the others in 0 of 16" in screen
@@ -104,7 +107,9 @@ def test_everything_else_is_folded_and_the_local_hub_folds_it(adapter: Path) -> 
     html = to_html(card.text)
     assert html.count("<details>") == html.count("</details>") == card.text.count("<details>") > 14
     assert "&lt;details" not in html and "<summary>Quality: every number</summary>" in html
-    hostile = "<details>\n<summary><b onclick=x>&lt;i&gt;</summary>\n\nx\n\n</details>\n\n</details>\n\n<details>\n<script>"
+    hostile = (
+        "<details>\n<summary><b onclick=x>&lt;i&gt;</summary>\n\nx\n\n</details>\n\n</details>\n\n<details>\n<script>"
+    )
     html = to_html(hostile)
     assert re.findall(r"<(?!/?(?:p|details|summary)>)[^>]*>", html) == []
     assert html.count("<details>") == html.count("</details>") == 1

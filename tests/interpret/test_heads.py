@@ -36,7 +36,13 @@ def adapted(tiny: Any, seed: int = 1) -> Any:
     """The tiny model with an adapter whose heads route by themselves."""
     torch.manual_seed(seed)
     config = FocusConfig(
-        num_groups=4, local_window=8, sink_tokens=2, routing="cells", num_bands=4, threshold=-5.0, task_type="CAUSAL_LM"
+        num_groups=4,
+        local_window=8,
+        sink_tokens=2,
+        routing="cells",
+        num_bands=4,
+        threshold=-5.0,
+        task_type="CAUSAL_LM",
     )
     return get_peft_model(AutoModelForCausalLM.from_pretrained(tiny / "base"), config).eval()
 
@@ -71,10 +77,14 @@ def test_a_report_has_an_entry_for_each_head(parts: Any, tiny: Any, tmp_path: An
     markdown = report.to_markdown()
     assert all(escape(layer.title) in markdown for layer in report.layers)
     ordered = report.that_matter(2)
-    assert len(ordered) == 2 and ordered[0].loss == max(layer.loss for layer in report.layers if layer.loss is not None)
+    assert len(ordered) == 2 and ordered[0].loss == max(
+        layer.loss for layer in report.layers if layer.loss is not None
+    )
     report.to_json(tmp_path / "groups.json")
     assert GroupReport.from_json(tmp_path / "groups.json") == report
-    assert {path.name for path in save_plots(report, tmp_path)} == {f"head-{n}-{h}.png" for n in (0, 1) for h in (0, 1)}
+    assert {path.name for path in save_plots(report, tmp_path)} == {
+        f"head-{n}-{h}.png" for n in (0, 1) for h in (0, 1)
+    }
     assert report.to_markdown(["figures/head-0-1.png"]).count("![") == 1
 
 
@@ -91,7 +101,9 @@ def test_of_many_heads_those_that_attend_furthest_are_told(parts: Any, tiny: Any
     assert only.name == max(found, key=lambda name: found[name].overall)
 
 
-def test_agreement_with_a_treebank_is_told_by_head_and_text_is_read_besides(parts: Any, tiny: Any, tmp_path: Any) -> None:
+def test_agreement_with_a_treebank_is_told_by_head_and_text_is_read_besides(
+    parts: Any, tiny: Any, tmp_path: Any
+) -> None:
     model, tokenizer = parts
     (tmp_path / "small.conllu").write_text(GOOD * 60)
     alone = group_report(model, tokenizer, tmp_path / "small.conllu", window=100)

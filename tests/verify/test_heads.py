@@ -58,7 +58,14 @@ def test_what_was_measured_holds_and_what_was_changed_does_not(folder: Path, tin
     claims = verify(str(folder), texts=texts)
     assert {claim.verdict for claim in claims} == {HOLDS}, [c for c in claims if c.verdict != HOLDS]
     told = " / ".join(claim.what for claim in claims)
-    for part in ("recorded tokens, same", "recorded tokens read", "layers.1.self_attn.1", "loss of", "silent of", "pictures"):
+    for part in (
+        "recorded tokens, same",
+        "recorded tokens read",
+        "layers.1.self_attn.1",
+        "loss of",
+        "silent of",
+        "pictures",
+    ):
         assert part in told, part
 
     name = next(iter(json.loads((folder / SAMPLE_FILE).read_text())["groups"]))
