@@ -132,7 +132,7 @@ def _axes(axis: Any, shares: list[list[float]]) -> None:
     ]
     axis.set_xticks(ticks, [f"{tick}" for tick in ticks])
     axis.set_xticks([], minor=True)
-    axis.set_xlim(low, high)
+    axis.set_xlim(min(every) / 1.15, max(every) * 1.15)
     axis.set_yscale("symlog", linthresh=1.0)
     losses = [value for line in axis.lines for value in line.get_ydata()]
     low, high = min(-0.2, min(losses) - 0.2), 1.4 * max(*losses, 1.0)
