@@ -74,7 +74,7 @@ function legendOf(head, chosen, choose) {
   const list = make("ul", "legend");
   for (const [place, group] of head.groups.entries()) {
     const facts = `${percent(group.size)} of the tokens, ${percent(group.weight)} of what is read far away, ${group.distance}`;
-    const typical = group.tokens.map((text) => make("bdi", "", text.trim() || text.replace(/[ \n\t]/g, (c) => NAMED[c])));
+    const typical = group.tokens.map((text) => make("bdi", "", text));
     const entry = button("", () => choose(place), badge(head, group.group), make("bdi", "label", group.name), make("span", "muted", facts), make("span", "typical", ...typical));
     entry.setAttribute("aria-pressed", String(chosen === place));
     list.append(make("li", "", entry));

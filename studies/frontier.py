@@ -17,11 +17,11 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
-from safetensors import safe_open
-
 from focus_hf.fit.assemble import Table, cost_table
 from focus_hf.fit.budget import choose, choose_alike, mean_pairs, total_loss
 from focus_hf.fit.costs import Cost, Option
+from safetensors import safe_open
+
 from focus_hf.fit.layer import LayerFit
 
 #: By the name of a kind of choice: share of pairs and estimated loss in nats per token.

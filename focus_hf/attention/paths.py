@@ -14,11 +14,12 @@ from torch import Tensor
 
 from .kernels import Kernel, find_kernel
 from .masked import masked_focus_attention
+from .on_device import device_focus_attention, fits_device
 from .problem import Problem
 from .prompt import blocked_focus_attention, grouped_focus_attention
 from .token import gathered_focus_attention
 
-PATHS = ("auto", "grouped", "blocked", "gathered", "masked")
+PATHS = ("auto", "triton", "grouped", "blocked", "gathered", "masked")
 
 #: Fewer keys than this are read sooner under a mask than others are skipped.
 FEW_KEYS = 1024
@@ -36,6 +37,8 @@ def focus_attention(problem: Problem, *, path: str = "auto", kernel: Kernel | No
         ``(B, H, Q, D_v)``.
     """
     chosen = choose_path(problem, path)
+    if chosen == "triton":
+        return device_focus_attention(problem)
     if chosen == "grouped":
         return grouped_focus_attention(
             problem, find_kernel(problem.query, problem.value) if kernel is None else kernel
@@ -61,7 +64,7 @@ def usable_paths(problem: Problem) -> list[str]:
         return ["masked"]
     query, key, value = problem.query, problem.key, problem.value
     needs_gradient = torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value))
-    usable = []
+    usable = ["triton"] if not needs_gradient and fits_device(problem) else []
     if not needs_gradient and problem.scores.sink_logits is None:
         usable += ["gathered"] if problem.num_queries == 1 else []
         usable += ["grouped"] if problem.who.memberships is not None else []

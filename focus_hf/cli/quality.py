@@ -183,8 +183,8 @@ def evaluate_command(
 
 
 @app.command(
-    epilog="Example: focus-hf compare --adapter my-adapter --adapter org/other-focus; or focus-hf compare --model org/base "
-    "--train-file law.txt --eval-file law-test.txt --retention-file general.txt --output-dir comparison"
+    epilog="Example: focus-hf compare --adapter my-adapter --adapter org/other-focus; or focus-hf compare "
+    "--model org/base --train-file law.txt --eval-file law-test.txt --retention-file general.txt --output-dir comparison"
 )
 @flags_of(
     TrainRecipe,
@@ -227,7 +227,7 @@ def compare(
     lora_learning_rate: float,
     json_out: str | None,
 ) -> None:
-    """Compare two adapters of one base by what was measured; or train Focus and LoRA on the same windows, and compare."""
+    """Compare two adapters of one base by what was measured; or train Focus and LoRA on the same windows."""
     from ..compare import adapters_table, compare_adapters, compare_with_lora, comparison_table
     from ..output import deliver
 

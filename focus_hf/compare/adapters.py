@@ -19,7 +19,7 @@ ALIKE, AS_MANY = 0.1, 0.02
 
 @dataclass(frozen=True)
 class Side:
-    """One adapter on one text at one length: per cent of perplexity above dense attention's, and share of the pairs."""
+    """One adapter on a text at a length: per cent of perplexity above dense attention's, and share of the pairs."""
 
     loss: float
     pairs: float

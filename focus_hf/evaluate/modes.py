@@ -108,8 +108,8 @@ def _routed_as(model: nn.Module, layers: list[FocusLayer], mode: Mode) -> Iterat
         with routing_mode(model, mode.name):
             yield
     finally:
-        for config, *values in before:
-            config.top_k, config.pairs, config.threshold = values
+        for config, top_k, pairs, threshold in before:
+            config.top_k, config.pairs, config.threshold = top_k, pairs, threshold
 
 
 def routed_modules(model: nn.Module) -> list[nn.Module]:
