@@ -1,9 +1,9 @@
 """Names of groups, by evidence: what at least half of a group's tokens have in common, and few others.
 
-Candidates are gold categories (of a treebank), properties of a token's text, endings of words, and the group's own most
-frequent kinds of tokens. Of those that fit at least half of the group, the one is taken that says most about it: the
-divergence between the share that fits in the group and the share that fits in the text. "names" at 90 % and 5 % says
-more than "capitalised words" at 95 % and 15 %.
+Candidates are gold categories (of a treebank), properties of a token's text, endings of words, and the group's own
+most frequent kinds of tokens. Of those that fit at least half of the group, the one is taken that says most about it:
+the divergence between the share that fits in the group and the share that fits in the text. "names" at 90 % and 5 %
+says more than "capitalised words" at 95 % and 15 %.
 """
 
 from __future__ import annotations
