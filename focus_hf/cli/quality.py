@@ -183,8 +183,8 @@ def evaluate_command(
 
 
 @app.command(
-    epilog="Example: focus-hf compare --adapter my-adapter --adapter org/other-focus; or focus-hf compare "
-    "--model org/base --train-file law.txt --eval-file law-test.txt --retention-file general.txt --output-dir comparison"
+    epilog="Example: focus-hf compare --adapter my-adapter --adapter org/other-focus; or focus-hf compare --model "
+    "org/base --train-file law.txt --eval-file law-test.txt --retention-file general.txt --output-dir comparison"
 )
 @flags_of(
     TrainRecipe,

@@ -155,33 +155,7 @@ def _add(
     del reading.pairs[PAIRS:]
 
 
-def _of_head(seen: Seen, head: int) -> Seen:
-    """The part of a call that is one key/value head's."""
-    per = seen.query.shape[1] // seen.key.shape[1]
-    who = seen.who
-    own = slice(head, head + 1) if who.key_groups.shape[1] > 1 else slice(0, 1)
-    extra = who.extra_mask
-    if extra is not None and extra.shape[1] > 1:
-        extra = extra[:, head * per : head * per + 1]
-    return Seen(
-        seen.layer,
-        seen.query[:1, head * per : (head + 1) * per],
-        seen.key[:1, head : head + 1],
-        seen.value[:1, head : head + 1],
-        seen.scores,
-        type(who)(
-            who.pattern,
-            who.positions[:1],
-            who.key_groups[:1, own],
-            who.reads[:1, own],
-            extra_mask=None if extra is None else extra[:1],
-            first_position=who.first_position,
-            memberships=who.memberships,
-        ),
-    )
-
-
-def _members(seen: Seen) -> tuple[Tensor, Tensor]:
+def _members(seen: Seen, head: int) -> tuple[Tensor, Tensor]:
     """How much of each key is each group's, float ``(S, K)``, and what queries read, bool ``(Q, K, bands)``."""
     who, config = seen.who, seen.layer.routing_config
     if who.memberships is None:

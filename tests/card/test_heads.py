@@ -68,7 +68,13 @@ def measured(*texts: str) -> Results:
         share = float(budget) - 0.01
         for mode, worse in (("hard", 0.2), ("window", 1.0), ("quest", 0.4), ("clusters", 0.1), ("oracle", 0.0)):
             rows.append(row(mode, 10 + factor * worse, share, budget))
-    return Results([Evaluation(text, length, rows) for text in texts for length in (2048, 1024, 4096, 8192)])
+    return Results(
+        [
+            Evaluation(text, length, rows, revision=f"sha256:{text}")
+            for text in texts
+            for length in (2048, 1024, 4096, 8192)
+        ]
+    )
 
 
 def made(adapter: Path, results: Results | None = None) -> FocusModelCard:
