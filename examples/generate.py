@@ -1,6 +1,6 @@
 """Load a Focus adapter and generate.
 
-    python examples/generate.py --adapter org/llama-focus --prompt-file long.txt --top-k 2 --device cuda
+    python examples/generate.py --adapter org/llama-focus --prompt-file long.txt --pairs 0.15 --device cuda
 
 Shows the one line that matters, `import focus_hf`; after it transformers loads the adapter like any other. With
 --compare the same prompt is continued by the base model too. Base and adapter may be folders or Hub ids.
@@ -32,7 +32,8 @@ def main() -> None:
     parser.add_argument("--base", help="base model, if not the one that the adapter names")
     parser.add_argument("--prompt", default="In the beginning")
     parser.add_argument("--prompt-file", type=Path, help="a text file instead of --prompt")
-    parser.add_argument("--top-k", type=int, help="groups per token; the adapter's own by default")
+    parser.add_argument("--pairs", type=float, help="share of pairs, the dial; the adapter's own by default")
+    parser.add_argument("--top-k", type=int, help="with shared routing: groups per token")
     parser.add_argument("--max-new-tokens", type=int, default=100)
     parser.add_argument("--compare", action="store_true", help="let the base model continue the prompt too")
     parser.add_argument("--device", default="cpu")
@@ -42,8 +43,8 @@ def main() -> None:
     tokenizer = AutoTokenizer.from_pretrained(base)
     model = AutoModelForCausalLM.from_pretrained(base, dtype="auto").to(args.device).eval()
     model.load_adapter(args.adapter)
-    if args.top_k is not None:
-        focus_hf.set_routing(model, top_k=args.top_k)
+    if args.pairs is not None or args.top_k is not None:
+        focus_hf.set_routing(model, pairs=args.pairs, top_k=args.top_k)
 
     prompt = args.prompt if args.prompt_file is None else args.prompt_file.read_text(encoding="utf-8")
     with torch.inference_mode():

@@ -4,8 +4,8 @@
     torchrun --nproc-per-node 8 examples/multi_gpu.py --adapter org/llama-70b-focus --prompt-file long.txt
 
 The first puts whole layers on one GPU after the other (`device_map`): one process, one GPU at work at a time. The
-second, under torchrun, splits every layer over all GPUs (`tp_plan`). Each layer's centroids go where the layer is;
-they are 10.5 million parameters for a 70B Llama, so every process of the second way holds all of them.
+second, under torchrun, splits every layer over all GPUs (`tp_plan`). Each layer's routing goes where the
+layer is.
 
 What we ran: both ways with a tiny model on CPU, the second as two processes; both generate what one process without
 placement does. We have not run a 70B model, nor either way on several GPUs. To train a model in shards, see
@@ -41,7 +41,8 @@ def main() -> None:
     parser.add_argument("--base", help="base model, if not the one that the adapter names")
     parser.add_argument("--prompt-file", type=Path, required=True)
     parser.add_argument("--device-map", default="auto", help='auto, balanced, cpu ...; "none" for no placement')
-    parser.add_argument("--top-k", type=int)
+    parser.add_argument("--pairs", type=float, help="share of pairs, the dial; the adapter's own by default")
+    parser.add_argument("--top-k", type=int, help="with shared routing: groups per token")
     parser.add_argument("--max-new-tokens", type=int, default=100)
     args = parser.parse_args()
 
@@ -49,8 +50,8 @@ def main() -> None:
     tokenizer = AutoTokenizer.from_pretrained(base)
     model = load(base, None if args.device_map == "none" else args.device_map).eval()
     model.load_adapter(args.adapter)
-    if args.top_k is not None:
-        focus_hf.set_routing(model, top_k=args.top_k)
+    if args.pairs is not None or args.top_k is not None:
+        focus_hf.set_routing(model, pairs=args.pairs, top_k=args.top_k)
 
     inputs = tokenizer(args.prompt_file.read_text(encoding="utf-8"), return_tensors="pt").to(model.device)
     with torch.inference_mode():

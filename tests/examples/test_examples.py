@@ -258,7 +258,7 @@ def test_notebook_runs(tiny, adapters, monkeypatch):
     printed = "".join(output.text for output in outputs if output.output_type == "stream" and output.name == "stdout")
     assert "2 layers, 4 groups each" in printed and "tokens apart" in printed and "same 0 = 0 (1.00)" in printed
     kinds = [kind for output in outputs if output.output_type == "display_data" for kind in output.data]
-    assert kinds.count("image/png") == 5 and "text/markdown" in kinds
+    assert kinds.count("image/png") == 2 and "text/markdown" in kinds
 
 
 def test_the_yaml_file_is_a_recipe():
