@@ -24,7 +24,7 @@ CENTROID_GAIN = 0.3
 
 
 #: The tensors of a `CellRouter`, by its fields.
-_OF_CELLS = {
+OF_CELLS = {
     "key_projection": "focus_key_proj",
     "centroids": "focus_centroids",
     "balance": "focus_balance",
@@ -251,7 +251,7 @@ class FocusLayer(nn.Module, BaseTunerLayer):
     def cell_router(self, adapter_name: str) -> CellRouter:
         """The tensors of an adapter with ``routing="cells"``, float32, put together once for what they are now."""
         kinds: dict[str, Any] = self._modules  # without torch's search among names, in every call
-        tensors = {field: kinds[kind]._parameters[adapter_name] for field, kind in _OF_CELLS.items()}
+        tensors = {field: kinds[kind]._parameters[adapter_name] for field, kind in OF_CELLS.items()}
         if torch.compiler.is_compiling():
             return CellRouter(**{field: tensor.detach().float() for field, tensor in tensors.items()})
         state = [(t.data_ptr(), 0 if t.is_inference() else t._version) for t in tensors.values()]

@@ -72,9 +72,7 @@ def recall(layer: Any, adapter: str, tensors: object) -> tuple[Memory | None, bo
     return memory, memory.marks == _marks(layer)
 
 
-def remember(
-    layer: Any, adapter: str, tensors: object, groups: Tensor | None, length: int, complete: bool
-) -> None:
+def remember(layer: Any, adapter: str, tensors: object, groups: Tensor | None, length: int, complete: bool) -> None:
     """Keep the groups of all keys of a layer, which nobody else has touched since they were found."""
     keys = getattr(layer, "keys", None)
     whole = isinstance(keys, Tensor) and keys.dim() == 4 and keys.shape[2] >= length

@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from ..ranks import several, split_over
 from ..routing import sets
 from ..routing.cells import CellRouter, cell_reads, key_groups
+from ..settings import FocusSettings
 from .call import Call
 from .dial import thresholds
 from .remembered import same_keys
@@ -55,25 +56,35 @@ def no_groups(key: Tensor, num_queries: int) -> Routed:
 def shared(call: Call, key: Tensor) -> Routed:
     """Each token is in its ``top_k`` best groups, and reads the keys that it has one in common with."""
     assert call.ranking is not None
-    config, new = call.router.configs[call.adapter], call.ranking.shape[1]
     ranking = call.groups = torch.cat([earlier_ranking(call, key), call.ranking], dim=1)
-    ranking = ranking[:, -key.shape[2] :]  # a sliding layer has dropped the oldest
     call.complete = not call.seen or (call.untouched and call.memory is not None and call.memory.complete)
-    unknown = None if call.complete and call.paged is None else ranking[..., :1] < 0
-    chosen = ranking[..., : config.top_k].long().clamp(min=0)
-    members = torch.zeros(*ranking.shape[:2], config.num_groups, dtype=torch.bool, device=key.device)
-    members.scatter_(-1, chosen, True)
-    numbers = sets.set_numbers(members, config.top_k)
+    ranking = ranking[:, -key.shape[2] :]  # a sliding layer has dropped the oldest
+    return by_ranking(ranking, call.router.configs[call.adapter], call.ranking.shape[1], complete=call.complete)
+
+
+def by_ranking(ranking: Tensor, config: FocusSettings, num_queries: int, *, complete: bool) -> Routed:
+    """The routing of tokens whose groups are known.
+
+    Args:
+        ranking: of all tokens, the best group first, ``(B, S, K)``; -1 where nobody knows: cached while the adapter
+            was off, or by another one. Such tokens are attended by all, as in the base model.
+        config: of the adapter.
+        num_queries: the last so many are queries.
+        complete: it is known that there is no -1.
+    """
+    members = torch.zeros(ranking.shape, dtype=torch.bool, device=ranking.device)
+    members.scatter_(-1, ranking[..., : config.top_k].long().clamp(min=0), True)
+    numbers, own = sets.set_numbers(members, config.top_k), members[:, ranking.shape[1] - num_queries :]
     if config.top_k == 1:
-        reads = members[:, -new:]
+        reads = own
     else:
-        reads = sets.meeting(config.num_groups, config.top_k, key.device)[numbers[:, -new:]]
-    if (
-        unknown is not None
-    ):  # cached while the adapter was off, or by another one: attended by all, as in the base model
-        numbers = torch.where(unknown.squeeze(-1), reads.shape[-1], numbers)
+        meeting = sets.meeting(config.num_groups, config.top_k, ranking.device)
+        reads = meeting[numbers[:, ranking.shape[1] - num_queries :]]
+    if not complete:
+        unknown = ranking[..., 0] < 0
+        numbers = torch.where(unknown, reads.shape[-1], numbers)
         reads = torch.cat([reads, torch.ones_like(reads[..., :1])], dim=-1)
-        members = members | unknown
+        members = members | unknown[..., None]
     dtype = torch.uint8 if reads.shape[-1] <= 256 else torch.int16
     return numbers.to(dtype)[:, None], reads[:, None, ..., None], members
 

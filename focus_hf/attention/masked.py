@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .definition import EVERY, attended_pairs, one_head
+from .definition import attended_pairs, one_head
 from .problem import Problem, Scores
 
-#: Queries handled together when no gradient is needed; bounds the mask at ``B * QUERY_CHUNK * S`` bytes.
-QUERY_CHUNK = 1024
+#: Queries handled together when no gradient is needed; bounds the mask at ``B * H_kv * QUERY_CHUNK * S`` bytes.
+QUERY_CHUNK = 512
 
 
 def repeat_heads(states: Tensor, num_heads: int) -> Tensor:
@@ -80,9 +80,11 @@ def masked_focus_attention(problem: Problem) -> Tensor:
     parts = []
     for start in range(0, num_queries, chunk):
         rows = slice(start, min(start + chunk, num_queries))
-        mask, some = one_head(attended_pairs(who, rows)), problem.scores.part(rows, EVERY)
+        seen = slice(problem.num_keys - num_queries + rows.stop)  # what comes later, nobody attends to
+        mask, some = one_head(attended_pairs(who, rows, seen)), problem.scores.part(rows, seen)
+        key, value = problem.key[:, :, seen], problem.value[:, :, seen]
         own = query[:, :, rows]
-        parts.append(attend_under_mask(own, problem.key, problem.value, mask, some, none_empty=each_sees_itself))
+        parts.append(attend_under_mask(own, key, value, mask, some, none_empty=each_sees_itself))
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
 
 

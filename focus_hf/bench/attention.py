@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -12,27 +13,19 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ..adapter.last_tokens import Routed
-from ..adapter.room import Room
-from ..adapter.stored import pays_from
 from ..attention import (
-    GroupedStore,
-    Known,
     Problem,
     Scores,
-    TokenByRows,
     WhoAttends,
-    attend_one_token,
-    attend_store,
     count_pairs,
     find_kernel,
     focus_attention,
     kernel_named,
-    make_plan,
-    numbers_of,
 )
 from ..attention.kernels import Kernel
 from ..attention.paths import choose_path
+from ..attention.prompt import make_plan
+from ..routing import sets
 from .settings import Measurement, Setting
 from .timing import interleaved, step_shares
 
@@ -60,7 +53,7 @@ def bench_attention(setting: Setting, seconds: float = 5.0) -> Measurement:
     denses = dense_functions(query, key, value, causal=True)
     times = interleaved({**denses, "focus": focus}, setting.device, seconds)
     baseline = min(denses, key=lambda name: times[name])
-    attended, possible = count_pairs(setting.pattern, problem.who.memberships)
+    attended, possible = count_pairs(problem.who)
     path = choose_path(problem)
     computed = make_plan(problem.who, setting.length).computed_pairs() if path == "grouped" else possible
     return Measurement(
@@ -68,7 +61,7 @@ def bench_attention(setting: Setting, seconds: float = 5.0) -> Measurement:
         setting,
         times[baseline],
         times["focus"],
-        limit=possible / attended,
+        limit=possible * attended.shape[0] / int(attended.sum()),
         computed=computed / possible,
         baseline=baseline,
         path=f"{path}, {kernel.name}" if path == "grouped" else path,
@@ -78,40 +71,36 @@ def bench_attention(setting: Setting, seconds: float = 5.0) -> Measurement:
 
 @torch.no_grad()
 def bench_decode(setting: Setting, seconds: float = 3.0) -> Measurement:
-    """One new token against a cache of ``length`` tokens, stored as a model stores it; queries of random groups.
+    """One new token against a cache of ``length`` tokens as a model stores it; queries of random groups.
 
-    Taking the token's key and value in is part of both; what routes it is not. As in a model, layers take turns, so
-    that keys come from memory and not from a processor's cache, where the last call on them would have left them.
+    What routes the token, and its coming to the cache, is part of neither. As in a model, layers take turns, so that
+    keys come from memory and not from a processor's cache, where the last call on them would have left them.
     """
-    query, *_ = random_call(setting, 1)
-    _, key, value, memberships = random_call(setting, setting.length)
-    by_groups = setting.length >= pays_from(setting.num_groups, setting.top_k)
-    kernel = _kernel(setting, query, value)
+    problem = random_problem(setting, 1)
+    query, kernel = problem.query, _kernel(setting, problem.query, problem.value)
     take_turns: dict[str, list[Callable[[], Tensor]]] = {}
-    for _ in range(max(1, TURN_BYTES // (2 * key.nbytes))):
-        own = key.clone(memory_format=torch.contiguous_format), value.clone(memory_format=torch.contiguous_format)
-        focus = (_by_groups if by_groups else _by_rows)(setting, query, *own, memberships, kernel)
-        for name, function in {**_dense_steps(query, *own), "focus": focus}.items():
+    for _ in range(max(1, TURN_BYTES // (2 * problem.key.nbytes))):
+        own = [x.clone(memory_format=torch.contiguous_format) for x in (problem.key, problem.value)]
+        layer = replace(problem, key=own[0], value=own[1])
+        functions = dense_functions(query, *own, causal=False)
+        for name, function in {**functions, "focus": partial(focus_attention, layer, kernel=kernel)}.items():
             take_turns.setdefault(name, []).append(function)
-    functions = {name: _next_of(layers) for name, layers in take_turns.items()}
-    times = interleaved(functions, setting.device, seconds, least=40, most=200)
+    turns = {name: _next_of(layers) for name, layers in take_turns.items()}
+    times = interleaved(turns, setting.device, seconds, least=40, most=200)
     baseline = min((name for name in times if name != "focus"), key=lambda name: times[name])
     return Measurement(
         "decode",
         setting,
         times[baseline],
         times["focus"],
-        limit=_decode_limit(setting, memberships[0]),
+        limit=_decode_limit(setting, problem.who),
         baseline=baseline,
-        path=f"by groups, {kernel.name}" if by_groups else "plain, by rows",
+        path=choose_path(problem),
     )
 
 
 #: Keys and values of the layers that take turns, in bytes: more than processors have cache for.
 TURN_BYTES = 2**28
-
-#: That come one after the other.
-_NEW_TOKENS = 512
 
 
 def _next_of(functions: Sequence[Callable[[], Tensor]]) -> Callable[[], Tensor]:
@@ -120,101 +109,49 @@ def _next_of(functions: Sequence[Callable[[], Tensor]]) -> Callable[[], Tensor]:
     return lambda: next(each)()
 
 
-class _PlainCache:
-    """Keys and values of a layer, to which the same token comes again and again."""
-
-    def __init__(self, key: Tensor, value: Tensor) -> None:
-        self.key, self.value = key, value
-        self._new, self._rooms = (key[:, :, :1].clone(), value[:, :, :1].clone()), (Room(), Room())
-
-    def append(self) -> None:
-        """In place, where there is room."""
-        self.key = self._rooms[0].append(self.key, self._new[0], -2)
-        self.value = self._rooms[1].append(self.value, self._new[1], -2)
-
-
-def _dense_steps(query: Tensor, key: Tensor, value: Tensor) -> dict[str, Callable[[], Tensor]]:
-    """Dense attention of one token that comes to the cache, by the name of the backend."""
-
-    def step(backend: str) -> Callable[[], Tensor]:
-        cache = _PlainCache(key, value)
-
-        def dense() -> Tensor:
-            cache.append()
-            return dense_attention(backend, query, cache.key, cache.value, causal=False)
-
-        return dense
-
-    return {name: step(name) for name in dense_backends(query, key, value, causal=False)}
-
-
-def _by_groups(
-    setting: Setting, query: Tensor, key: Tensor, value: Tensor, memberships: Tensor, kernel: Kernel
-) -> Callable[[], Tensor]:
-    columns = torch.arange(setting.length + _NEW_TOKENS, device=setting.device)[None]
-    store = GroupedStore(setting.pattern, setting.num_groups, setting.top_k, like=(key, value))
-    store.append(key, value, store.pack(memberships), columns[:, : setting.length], setting.top_k)
-    groups, scores = random_call(setting, _NEW_TOKENS)[3], Scores(setting.head_dim**-0.5)
-    key_of_one, value_of_one = key[:, :, :1], value[:, :, :1]
-
-    def focus() -> Tensor:
-        step = store.columns.shape[1] - setting.length
-        seen, new = columns[:, : setting.length + step + 1], groups[:, step : step + 1]
-        return attend_store(store, query, key_of_one, value_of_one, seen, new, scores, kernel, setting.top_k)
-
-    return focus
-
-
-def _by_rows(
-    setting: Setting, query: Tensor, key: Tensor, value: Tensor, memberships: Tensor, kernel: Kernel
-) -> Callable[[], Tensor]:
-    cache = _PlainCache(key, value)
-    last = Routed(numbers_of(memberships, setting.num_groups, setting.top_k), setting.num_groups, setting.pattern)
-    own = numbers_of(random_call(setting, _NEW_TOKENS)[3], setting.num_groups, setting.top_k).transpose(1, 2)
-
-    def focus() -> Tensor:
-        nonlocal last
-        if not last.has_room:
-            last = Routed(last.find(), setting.num_groups, setting.pattern)
-        step = last.shape[1] - setting.length
-        last.append(own[:, step : step + 1])
-        cache.append()
-        token = TokenByRows(last.rows, own[:, step], last.shape[1])
-        return attend_one_token(query, cache.key, cache.value, token, setting.head_dim**-0.5)
-
-    return focus
-
-
-def _decode_limit(setting: Setting, memberships: Tensor) -> float:
+def _decode_limit(setting: Setting, who: WhoAttends) -> float:
     """Cached keys over keys read, averaged over queries of all sets of groups."""
+    assert who.memberships is not None
     generator = torch.Generator().manual_seed(setting.seed)
     queries = torch.rand(256, setting.num_groups, generator=generator).argsort(-1) < setting.top_k
-    shared = queries.float() @ memberships.cpu().float().T > 0
+    shared = queries.float() @ who.memberships[0].cpu().float().T > 0
     shared[:, : setting.sink_tokens] = True
     shared[:, setting.length - setting.local_window :] = True
     return setting.length / float(shared.sum(dim=-1).float().mean())
 
 
-def random_call(setting: Setting, length: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Random query, keys and values, and balanced random memberships ``(1, T, K)``."""
+def random_problem(setting: Setting, num_queries: int | None = None) -> Problem:
+    """A sequence of random tokens in balanced random groups; all of them are queries, or the last ones."""
     generator = torch.Generator().manual_seed(setting.seed)
+    queries = setting.length if num_queries is None else num_queries
 
-    def heads(count: int) -> Tensor:
+    def heads(count: int, length: int) -> Tensor:
         tokens = torch.randn(1, length, count, setting.head_dim, generator=generator)
         return tokens.to(setting.device, setting.torch_dtype).transpose(1, 2)
 
-    query, key, value = heads(setting.heads), heads(setting.kv_heads), heads(setting.kv_heads)
-    order = torch.rand(1, length, setting.num_groups, generator=generator).argsort(-1)
-    return query, key, value, (order < setting.top_k).to(setting.device)
-
-
-def random_problem(setting: Setting) -> Problem:
-    """A whole sequence of random tokens."""
-    query, key, value, memberships = random_call(setting, setting.length)
-    positions = torch.arange(setting.length, device=setting.device)[None]
-    known = Known(setting.top_k, unpadded=True)
-    who = WhoAttends(setting.pattern, positions, memberships, known=known)
+    query, key, value = (
+        heads(count, length)
+        for count, length in (
+            (setting.heads, queries),
+            (setting.kv_heads, setting.length),
+            (setting.kv_heads, setting.length),
+        )
+    )
+    order = torch.rand(1, setting.length, setting.num_groups, generator=generator).argsort(-1)
+    who = who_attends(setting, (order < setting.top_k).to(setting.device), queries)
     return Problem(query, key, value, who, Scores(setting.head_dim**-0.5))
+
+
+def who_attends(setting: Setting, memberships: Tensor, num_queries: int) -> WhoAttends:
+    """Who attends when tokens are in these groups, bool ``(1, S, K)``, as a model says it."""
+    numbers = sets.set_numbers(memberships, setting.top_k)
+    meeting = sets.meeting(setting.num_groups, setting.top_k, memberships.device)
+    reads = meeting[numbers[:, numbers.shape[1] - num_queries :]][:, None, ..., None]
+    groups = numbers.to(torch.uint8 if meeting.shape[0] <= 256 else torch.int16)[:, None]
+    positions = torch.arange(numbers.shape[1], device=numbers.device)[None]
+    every = setting.kv_heads
+    groups, reads = groups.expand(-1, every, -1), reads.expand(-1, every, -1, -1, -1)
+    return WhoAttends(setting.pattern, positions, groups, reads, first_position=0, memberships=memberships)
 
 
 def dense_functions(query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> dict[str, Callable[[], Tensor]]:

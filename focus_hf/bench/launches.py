@@ -6,7 +6,6 @@ Both are counted in one layer of a small Llama, in prefill and for one decoded t
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -16,9 +15,6 @@ from peft import get_peft_model
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 from ..adapter import FocusConfig, focus_layers, set_routing
-from ..adapter.heads import head_classes
-from ..adapter.stored import store_by_groups
-from ..attention import MAX_GROUPS
 from ..evaluate.modes import adapters_off
 from .counting import LaunchCounter
 from .settings import Setting
@@ -27,14 +23,14 @@ from .stand_in import FlashStandIn
 #: Sequences in a batch: what is counted must not grow with it.
 BATCHES = (1, 8, 32)
 
-#: Ways to compute shared routing, and routing per head: a path and a backend. ``torch-flash`` is what CUDA runs, asked
-#: by a stand-in.
-SHARED = (("grouped", "torch-flash"), ("grouped", "cpu-flash"), ("biased", "cpu-flash"), ("masked", "any"))
-PER_HEAD = (("lookup", "cpu-flash"), ("biased", "cpu-flash"), ("masked", "any"))
+#: Ways to compute a prompt, by routing: a path and a backend. ``torch-flash`` is what CUDA runs, asked by a stand-in.
+PREFILL = {
+    "shared": (("grouped", "torch-flash"), ("grouped", "cpu-flash"), ("masked", "any")),
+    "cells": (("blocked", "cpu-flash"), ("masked", "any")),
+}
 
-#: Ways to decode: how the cache is stored, a path and a backend.
-STORED = (("cache by groups", "auto", "cpu-flash"), ("cache by groups", "auto", "torch-flash"))
-PLAIN = (("plain cache", "auto", "cpu-flash"), ("plain cache", "masked", "any"))
+#: Ways to compute a new token, by either routing.
+DECODE = (("gathered", "any"), ("masked", "any"))
 
 
 @dataclass(frozen=True)
@@ -44,7 +40,7 @@ class Launches:
     Args:
         phase: ``"prefill"``, or ``"decode"`` of one token.
         setting: tokens of the prompt (cached ones in decoding), groups, window.
-        routing: ``"shared"``, or ``"per_head"``.
+        routing: ``"shared"``, or ``"cells"``.
         path: how Focus was computed.
         dense, focus: operations, views and allocations left out.
         syncs: times that Focus' host waits for the device.
@@ -68,62 +64,27 @@ class Launches:
 
 @torch.no_grad()
 def bench_launches(setting: Setting, batches: Sequence[int] = BATCHES) -> Iterator[Launches]:
-    """Count every path of shared routing and of routing per head, in prefill and decoding.
+    """Count every path of shared routing and of routing by cells, in prefill and decoding.
 
     Args:
         setting: length, groups and window; sizes of heads play no part.
         batches: to count at.
     """
-    for routing, ways in (("shared", SHARED), ("per_head", PER_HEAD)):
+    for routing, ways in PREFILL.items():
         model = _model(setting, routing)
         _prefill(model, setting, batch=1)()  # what is done once for each adapter
-        for path, kernel in ways:
+        for phase, (path, kernel) in [*(("prefill", way) for way in ways), *(("decode", way) for way in DECODE)]:
             _route(model, path, kernel)
-            yield _counts(model, setting, batches, "prefill", routing, f"{path}, {kernel}")
-        by_groups = setting.num_groups <= MAX_GROUPS
-        for stored, path, kernel in (*STORED, *PLAIN) if by_groups else PLAIN:
-            _route(model, path, kernel)
-            yield _counts(model, setting, batches, "decode", routing, f"{stored}, {path}, {kernel}")
-
-
-@torch.no_grad()
-def count_decode_by_groups(setting: Setting, batch: int, kernel: str, cached: int = 512) -> int:
-    """How many operations more than with dense attention a layer launches for a decoded token, cached by groups.
-
-    Args:
-        setting: groups and window.
-        batch: sequences.
-        kernel: the backend, of `STORED`.
-        cached: tokens of each; they decide nothing.
-    """
-    small = Setting(
-        max(cached, 2 * setting.local_window),
-        setting.num_groups,
-        setting.top_k,
-        setting.local_window,
-        setting.sink_tokens,
-    )
-    counted = _count_decode(small, batch, kernel)
-    return counted.focus[batch] - counted.dense[batch]
-
-
-@functools.cache
-def _count_decode(setting: Setting, batch: int, kernel: str) -> Launches:
-    model = _model(setting, "shared")
-    _prefill(model, setting, batch=1)()  # what is done once for each adapter
-    stored, path, _ = next(way for way in STORED if way[2] == kernel)
-    _route(model, path, kernel)
-    return _counts(model, setting, [batch], "decode", "shared", f"{stored}, {path}, {kernel}")
+            yield _counts(model, setting, batches, phase, routing, f"{path}, {kernel}")
 
 
 def _counts(model: Any, setting: Setting, batches: Sequence[int], phase: str, routing: str, path: str) -> Launches:
+    make_call = _prefill if phase == "prefill" else _decode
     focus, dense = [], []
     for batch in batches:
-        call = _prefill(model, setting, batch) if phase == "prefill" else _decode(model, setting, batch, path)
-        focus.append(_count(model, call))
+        focus.append(_count(model, make_call(model, setting, batch)))
         with adapters_off(focus_layers(model)):
-            call = _prefill(model, setting, batch) if phase == "prefill" else _decode(model, setting, batch, "plain")
-            dense.append(_count(model, call))
+            dense.append(_count(model, make_call(model, setting, batch)))
     return Launches(
         phase,
         setting,
@@ -142,17 +103,9 @@ def _prefill(model: Any, setting: Setting, batch: int) -> Callable[[], Any]:
     return lambda: model(input_ids=ids, past_key_values=past, use_cache=True, logits_to_keep=1)
 
 
-def _decode(model: Any, setting: Setting, batch: int, path: str) -> Callable[[], Any]:
-    """One token after a prompt that is cached in the way that the path names, and after another token: the first one
-    makes room for those that follow."""
-    prompt = _prefill(model, setting, batch)
-    past = prompt().past_key_values
-    if path.startswith("cache by groups"):
-        positions, config = torch.arange(setting.length).expand(batch, -1), focus_layers(model)[0].routing_config
-        for number, layer in enumerate(past.layers):
-            if layer.store is None:
-                classes = None if config.plain else head_classes(config, number)
-                store_by_groups(layer, setting.pattern, positions, unpadded=True, classes=classes)
+def _decode(model: Any, setting: Setting, batch: int) -> Callable[[], Any]:
+    """One token after a prompt that is cached, and after another token."""
+    past = _prefill(model, setting, batch)().past_key_values
     ids = torch.zeros(batch, 1, dtype=torch.long)
 
     def step() -> Any:

@@ -9,9 +9,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..attention.kernels import Call, Gradients, PagedForward, Pages, Reference, Result
+from ..attention.kernels import Call, Gradients, Reference, Result
 from ..attention.kernels.flash import TorchFlash
-from ..attention.merge import merge_splits
 from ..attention.rows import Rows
 
 
@@ -29,10 +28,6 @@ class FlashStandIn(TorchFlash):
     def unsupported(self, query: Tensor, value: Tensor) -> str | None:
         return None
 
-    @property
-    def paged(self) -> PagedForward | None:
-        return _paged_forward
-
     def _varlen_forward(self, q: Tensor, k: Tensor, v: Tensor, call: Call, window: tuple[int, int]) -> Result:
         rows = call.rows
         bounds = rows.longest_query, rows.longest_key
@@ -43,59 +38,6 @@ class FlashStandIn(TorchFlash):
     ) -> Gradients:
         offsets = call.rows.cu_queries, call.rows.cu_keys
         return _varlen_backward(g, q, k, v, o, lse, *offsets, call.scale, *window)
-
-
-def _paged_forward(query: Tensor, pages: Pages, scale: float) -> Result:
-    facts = pages.visible, pages.reads, pages.lengths, pages.tables, pages.places
-    return merge_splits(*_paged(query, *pages.recent, *pages.pool, *facts, scale, pages.size))
-
-
-@torch.library.custom_op("focus_hf::paged_stand_in", mutates_args=())
-def _paged(
-    query: Tensor,
-    recent_key: Tensor,
-    recent_value: Tensor,
-    pool_key: Tensor,
-    pool_value: Tensor,
-    visible: Tensor,
-    reads: Tensor,
-    lengths: Tensor,
-    tables: Tensor,
-    places: Tensor,
-    scale: float,
-    size: int,
-) -> tuple[Tensor, Tensor]:
-    """What `kernels.triton_decode` computes, in two splits: recent slots and lists."""
-    dtype = _lse_dtype(query)
-    output = query.new_zeros(*query.shape[:2], 2, query.shape[2], dtype=dtype)
-    lse = output.new_full(output.shape[:3], float("-inf"))
-    for row, place in enumerate(places.tolist()):
-        parts = [(recent_key[row, :, 1:][:, visible[row]], recent_value[row, :, 1:][:, visible[row]])]
-        if place >= 0:
-            slots = _slots_of_lists(reads[place], lengths[place], tables[place], size)
-            parts.append((pool_key[place, :, slots], pool_value[place, :, slots]))
-        for part, (k, v) in enumerate(parts):
-            if k.shape[1]:
-                call = Call(Rows.single(1, k.shape[1], query.device), scale, causal=False)
-                found = Reference().forward(query[row][None], k.transpose(0, 1), v.transpose(0, 1), call)
-                output[row, :, part], lse[row, :, part] = (x[0] for x in found)
-    return output, lse
-
-
-def _slots_of_lists(reads: Tensor, lengths: Tensor, tables: Tensor, size: int) -> Tensor:
-    """Where the tokens are of the lists that are read."""
-    slots = [lengths.new_zeros(0)]
-    for table, length, is_read in zip(tables, lengths.tolist(), reads.tolist(), strict=True):
-        at = torch.arange(length if is_read else 0, device=lengths.device)
-        slots.append(table[at // size] * size + at % size)
-    return torch.cat(slots)
-
-
-@_paged.register_fake
-def _(query: Tensor, *_: object) -> tuple[Tensor, Tensor]:
-    shape = *query.shape[:2], 2
-    dtype = _lse_dtype(query)
-    return query.new_empty(*shape, query.shape[2], dtype=dtype), query.new_empty(shape, dtype=dtype)
 
 
 @torch.library.custom_op("focus_hf::varlen_stand_in", mutates_args=())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ from torch.nn import functional as F
 
 from .. import routing
 from ..attention import Problem, credit_memberships, focus_attention
-from .attention import random_problem
+from .attention import random_problem, who_attends
 from .settings import Measurement, Setting
 from .timing import interleaved
 
@@ -32,7 +31,7 @@ def bench_training(setting: Setting, seconds: float = 5.0) -> list[Measurement]:
     scores = torch.randn(1, setting.length, setting.num_groups, device=setting.device) * 3
     assignments = torch.softmax(scores, dim=-1).requires_grad_()
     memberships = routing.hard_memberships(scores, scores.new_zeros(setting.num_groups), setting.top_k)
-    who, scale = replace(problem.who, memberships=memberships), problem.scores.scale
+    who, scale = who_attends(setting, memberships, setting.length), problem.scores.scale
     problem = Problem(query, key, value, who, problem.scores)
 
     def focus() -> Tensor:

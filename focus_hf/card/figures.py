@@ -81,17 +81,27 @@ def dial_figure(results: Results, folder: Path) -> Path | None:
     drawn = [("hard", "Focus", _FOCUS)]
     drawn += [(mode, OPPONENTS[mode], colour) for mode, colour in zip(_least(points), _RIVALS, strict=False)]
     drawn += [("window", OPPONENTS["window"], _WINDOW)]
-    ends = [_line(axis, place, points[length], mode, colour) for mode, _, colour in drawn for place, length in enumerate(points)]
+    ends = [
+        _line(axis, place, points[length], mode, colour)
+        for mode, _, colour in drawn
+        for place, length in enumerate(points)
+    ]
     there = {mode for modes in points.values() for mode in modes}
-    handles = [axis.plot([], [], color=colour, linewidth=3, label=name)[0] for mode, name, colour in drawn if mode in there]
+    handles = [
+        axis.plot([], [], color=colour, linewidth=3, label=name)[0] for mode, name, colour in drawn if mode in there
+    ]
     handles += [
-        axis.plot([], [], color="black", linestyle=_DASHES[place % 4], marker=_MARKERS[place % 4], label=f"{length:,} tokens")[0]
+        axis.plot(
+            [], [], color="black", linestyle=_DASHES[place % 4], marker=_MARKERS[place % 4], label=f"{length:,} tokens"
+        )[0]
         for place, length in enumerate(points)
     ]
     _axes(axis, [end for end in ends if end])
     figure.legend(handles=handles, loc="outside lower center", ncols=2, fontsize=11, frameon=False)
     content = io.BytesIO()
-    figure.savefig(content, format="png", facecolor="white", metadata={"Software": None, DATA: digest(dial_points(results))})
+    figure.savefig(
+        content, format="png", facecolor="white", metadata={"Software": None, DATA: digest(dial_points(results))}
+    )
     pyplot.close(figure)
     write_atomically(folder / DIAL, content.getvalue())
     return folder / DIAL
@@ -117,7 +127,9 @@ def _axes(axis: Any, shares: list[list[float]]) -> None:
     """Logarithmic in both, and linear below one per cent, where a loss may be a gain."""
     every = [share for line in shares for share in line]
     axis.set_xscale("log")
-    ticks = [tick for tick in (1, 2, 3, 5, 7, 10, 15, 20, 30, 40, 50, 70, 100) if min(every) / 1.3 < tick < max(every) * 1.3]
+    ticks = [
+        tick for tick in (1, 2, 3, 5, 7, 10, 15, 20, 30, 40, 50, 70, 100) if min(every) / 1.3 < tick < max(every) * 1.3
+    ]
     axis.set_xticks(ticks, [f"{tick}" for tick in ticks])
     axis.set_xticks([], minor=True)
     axis.set_xlim(min(every) / 1.15, max(every) * 1.15)

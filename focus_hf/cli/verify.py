@@ -39,8 +39,8 @@ def verify(
 ) -> None:
     """Measure a card's claims again on this machine; exit code 1 if one does not hold."""
     from ..adapter.placement import check_placement
-    from ..hub import adapter_folder
     from ..card.read import CARD
+    from ..hub import adapter_folder
     from ..machine import require
     from ..verify import verify as verify_adapter
     from ..verify.claims import all_hold, verdict_of

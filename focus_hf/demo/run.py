@@ -217,14 +217,13 @@ def _groups(
 
 
 def _explorer(adapter: Path, base: Path, text: str, out: Path, console: Console) -> Path:
-    """As `focus-hf explore` does: one page, two values of ``top_k`` side by side."""
+    """As `focus-hf explore` does."""
     page = out / "explorer.html"
     with progress_display(console) as progress:
         run_explore(
             str(adapter),
             [text],
             progress=progress,
-            top_ks=(1, 2),
             base=str(base),
             max_tokens=EXPLORED,
             out=page,

@@ -81,8 +81,7 @@ def _facts(config: AdapterConfig, results: Results | None) -> dict[str, Any]:
         "base_revision": config.revision,
         "tokenizer_revision": config.tokenizer_revision,
         **{name: values[name] for name in shown},
-        **({} if config.plain else {"routing": config.routing, "heads": config.heads_by_reach}),
-        **({"budgets": sorted(config.budgets, key=float)} if config.budgets else {}),
+        **({"routing": config.routing, "pairs": config.pairs} if config.by_cells else {}),
         "layers": config.num_layers,
         "parameters": config.num_parameters,
     }

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..escape import escape
 from .group_facts import NAMELESS, LayerFacts
 
-if TYPE_CHECKING:
-    from .group_report import GroupReport
+#: A `GroupReport`, which knows this module.
+GroupReport = Any
 
 #: Heads that are told one by one, and groups of each.
 HEADS, GROUPS = 10, 3
@@ -76,7 +76,9 @@ def _about(report: GroupReport) -> str:
 
 def _heads(report: GroupReport, chosen: list[LayerFacts]) -> Iterator[str]:
     measured = chosen[0].loss is not None
-    yield _row(["head", "looks back for (share of the group that the name fits; tokens back)", "loss without", "silent"])
+    yield _row(
+        ["head", "looks back for (share of the group that the name fits; tokens back)", "loss without", "silent"]
+    )
     yield "|---|---|---:|---:|"
     for layer in chosen:
         told = [
@@ -84,7 +86,9 @@ def _heads(report: GroupReport, chosen: list[LayerFacts]) -> Iterator[str]:
             + (f" ({_span(report, layer, group)})" if len(report.bands) > 1 else "")
             for group in layer.most_read(GROUPS)
         ]
-        yield _row([escape(layer.short_title), "; ".join(told) or "groups without a name", _loss(layer), _silent(layer)])
+        yield _row(
+            [escape(layer.short_title), "; ".join(told) or "groups without a name", _loss(layer), _silent(layer)]
+        )
     yield ""
     where = "by what the model loses" if measured else "by distant attention"
     yield (
@@ -108,7 +112,8 @@ def _how_sure(report: GroupReport) -> str:
     plain = "groups are mostly kinds of tokens" if 2 * beaten > len(found) else "groups know more than kinds of tokens"
     return (
         f"Agreement with parts of speech (normalised mutual information, mean): groups {groups:.2f}, random groups "
-        f"{random:.2f}, a look-up by token {lookup:.2f}, which is better in {beaten} of {len(found)}: {plain}; {context}"
+        f"{random:.2f}, a look-up by token {lookup:.2f}, which is better in {beaten} of {len(found)}: {plain}; "
+        f"{context}"
     )
 
 
@@ -118,9 +123,9 @@ def _nameless(report: GroupReport) -> str:
     empty = sum(group.name == "empty" for group in groups)
     share = 100 * sum(group.share for group in mixed) / max(len(report.layers), 1)
     return (
-        f"Of {len(groups):,} groups {len(groups) - len(mixed) - empty:,} have a name, which fits at least half of their "
-        f"tokens; {len(mixed):,} are mixed ({share:.0f} % of the tokens) and {empty:,} empty on this text. Nothing asks "
-        "that a group have a name: what counts is that what it leaves out is not missed."
+        f"Of {len(groups):,} groups {len(groups) - len(mixed) - empty:,} have a name, which fits at least half of "
+        f"their tokens; {len(mixed):,} are mixed ({share:.0f} % of the tokens) and {empty:,} empty on this text. "
+        "Nothing asks that a group have a name: what counts is that what is not read is not missed."
     )
 
 
@@ -151,13 +156,14 @@ def _one(report: GroupReport, layer: LayerFacts, figures: Collection[str]) -> It
         yield f"- Mixed groups, by their most typical tokens: {'; '.join(mixed)}."
     for item in layer.split:
         both = "; ".join(
-            f"{escape(layer.groups[int(group)].name)}: {_marked(example)}" for group, example in item["examples"].items()
+            f"{escape(layer.groups[int(group)].name)}: {_marked(example)}"
+            for group, example in item["examples"].items()
         )
         yield f"- `{_code(item['token'])}` depends on context. {both}"
     for pair in layer.pairs:
         yield (
-            f"- {_marked(pair['query'])} attends to {_marked(pair['key'])}, {int(pair['distance']):,} tokens back, with "
-            f"weight {float(pair['weight']):.2f}."
+            f"- {_marked(pair['query'])} attends to {_marked(pair['key'])}, {int(pair['distance']):,} tokens back, "
+            f"with weight {float(pair['weight']):.2f}."
         )
     yield ""
 

@@ -74,7 +74,9 @@ class GroupReport:
                 raise ValueError(f"Shares of the groups of {layer.name} add up to {total:.3f}, expected 1.")
             for table in (layer.reads, layer.attention):
                 if table and [len(row) for row in table] != [len(self.bands)] * self.num_groups:
-                    raise ValueError(f"{layer.name} should tell of {self.num_groups} groups in {len(self.bands)} bands.")
+                    raise ValueError(
+                        f"{layer.name} should tell of {self.num_groups} groups in {len(self.bands)} bands."
+                    )
 
     @property
     def labels(self) -> list[str]:

@@ -52,8 +52,10 @@ class TokenSample:
         try:
             sample = cls(**read_json(path))
             lengths = {len(sample.ids), *map(len, sample.groups.values()), *map(len, sample.reads.values())}
-            if sample.schema > SCHEMA or len(lengths) != 1 or not all(
-                isinstance(i, int) for i in (*sample.ids, *itertools.chain(*sample.reads.values()))
+            if (
+                sample.schema > SCHEMA
+                or len(lengths) != 1
+                or not all(isinstance(i, int) for i in (*sample.ids, *itertools.chain(*sample.reads.values())))
             ):
                 raise ValueError("its lists do not fit together, or it was written by a newer focus_hf")
         except (TypeError, ValueError, AttributeError) as error:

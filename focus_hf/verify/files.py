@@ -54,7 +54,9 @@ def check_files(
 
 def _check_pictures(folder: Path, results: Results | None, report: GroupReport | None) -> Iterator[Claim]:
     """Whether pictures were made of the data that lies beside them."""
-    data: dict[str, Any] = {picture(layer): picture_data(layer) for layer in (report.that_matter(HEADS) if report else ())}
+    data: dict[str, Any] = {
+        picture(layer): picture_data(layer) for layer in (report.that_matter(HEADS) if report else ())
+    }
     if results is not None:
         data[DIAL] = dial_points(results)
     there = [name for name in data if (folder / name).is_file()]

@@ -20,7 +20,16 @@ from ..train.calibration import calibration_sample, largest_groups
 from .claims import DIFFERS, HOLDS, Claim, close, same, unchecked
 
 #: How far a number may be off: other machines and kernels round differently.
-SAME_GROUP, PERPLEXITY, SHARE, AGREEMENT, BALANCE, LOSS, NAME, COPIES = 0.99, 0.005, 0.01, 0.01, 0.01, 0.002, 0.05, 0.02
+SAME_GROUP, PERPLEXITY, SHARE, AGREEMENT, BALANCE, LOSS, NAME, COPIES = (
+    0.99,
+    0.005,
+    0.01,
+    0.01,
+    0.01,
+    0.002,
+    0.05,
+    0.02,
+)
 
 
 def check_sample(model: nn.Module, sample: TokenSample | None) -> Iterator[Claim]:

@@ -5,16 +5,19 @@ from __future__ import annotations
 from inspect import signature
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
 from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.models.utils import extract_layer_index
 from vllm.v1.attention.backend import AttentionType
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
+from ..adapter import FocusConfig
+from ..adapter.layer import OF_CELLS
+from ..routing.cells import CellRouter
 from .adapter import ServedAdapter
 from .backend import FocusBackend, FocusImpl
-from .router import LayerRouter
+from .router import CellsRouter, LayerRouter, SharedRouter, part_of
 
 
 def attach(model: nn.Module, vllm_config: Any, adapter: ServedAdapter) -> None:
@@ -45,11 +48,22 @@ def attach(model: nn.Module, vllm_config: Any, adapter: ServedAdapter) -> None:
             if number in tensors:
                 device = next(module.parameters()).device
                 own = {kind: tensor.to(device) for kind, tensor in tensors[number].items()}
-                impl.router = LayerRouter(adapter.config, number, own, layer.num_kv_heads, part)
+                impl.router = _router(adapter.config, own, module, layer.num_kv_heads, part)
             layer.impl, layer.attn_backend, layer.backend = impl, FocusBackend, AttentionBackendEnum.CUSTOM
-            module.register_forward_pre_hook(_Route(impl, module), with_kwargs=True)
+            if impl.router.needs_hidden:
+                module.register_forward_pre_hook(_Hidden(impl, module), with_kwargs=True)
     if here:
         raise ValueError(f"Focus found no attention module around {next(iter(here.values())).layer_name}.")
+
+
+def _router(
+    config: FocusConfig, tensors: dict[str, Tensor], module: Any, heads: int, part: tuple[int, int]
+) -> LayerRouter:
+    """What routes a layer."""
+    if not config.by_cells:
+        return SharedRouter(config, tensors)
+    router = CellRouter(**{field: tensors[kind].float() for field, kind in OF_CELLS.items()})
+    return CellsRouter(config, part_of(router, heads, part), getattr(module, "rotary_emb", None))
 
 
 def _not_routed(module: nn.Module, layer: Any) -> str | None:
@@ -79,12 +93,12 @@ def _not_routed(module: nn.Module, layer: Any) -> str | None:
     return None
 
 
-class _Route:
-    """The hook of an attention module: its tokens' groups, before their keys and queries are made."""
+class _Hidden:
+    """The hook of an attention module: what enters it, which its layer is not told."""
 
     def __init__(self, impl: FocusImpl, module: nn.Module) -> None:
         self.impl = impl
         self.signature = signature(module.forward)
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.impl.route(self.signature.bind(*args, **kwargs).arguments["hidden_states"])
+        self.impl.hidden_states = self.signature.bind(*args, **kwargs).arguments["hidden_states"]

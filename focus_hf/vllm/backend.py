@@ -18,12 +18,11 @@ from vllm.v1.attention.backend import (
 )
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
-from ..adapter.attend_packed import attend_packed
-from ..adapter.call import Routing, groups_each
-from ..adapter.packed import Packed
+from ..adapter.engines.packed import Packed, attend_requests
+from ..adapter.routers import Routed
 from ..attention import Scores
 from .router import LayerRouter, NoRouter
-from .slots import MembershipTable, key_slots, rows_of
+from .slots import SlotTable, key_slots, rows_of
 
 
 class FocusBackend(AttentionBackend):
@@ -55,10 +54,12 @@ class FocusMetadata:
 
     Args:
         slots: integers ``(T,)``, where the new tokens' keys go.
+        positions: integers ``(T,)``, of the new tokens.
         packed: whose they are, and where all keys stand.
     """
 
     slots: Tensor
+    positions: Tensor
     packed: Packed
 
 
@@ -79,7 +80,10 @@ class FocusMetadataBuilder(AttentionMetadataBuilder[FocusMetadata]):
         for length in lengths:
             key_edges.append(key_edges[-1] + length)
         rows = key_slots(common.block_table_tensor[:requests], lengths, self.block_size)
-        return FocusMetadata(common.slot_mapping[: query_edges[-1]], Packed(rows, query_edges, key_edges))
+        new = [torch.arange(n - (b - a), n) for n, a, b in zip(lengths, query_edges, query_edges[1:], strict=False)]
+        positions = torch.cat(new).to(rows.device) if new else rows[:0]
+        slots = common.slot_mapping[: query_edges[-1]]
+        return FocusMetadata(slots, positions, Packed(rows, query_edges, key_edges))
 
 
 class FocusImpl(AttentionImpl[FocusMetadata]):
@@ -89,18 +93,10 @@ class FocusImpl(AttentionImpl[FocusMetadata]):
         self.num_heads, self.head_size, self.num_kv_heads = num_heads, head_size, num_kv_heads
         self.scale = float(scale)
         self.kv_cache_dtype = "auto"
-        self.router: LayerRouter | NoRouter = NoRouter()
-        self.table = MembershipTable()
-        self._columns: tuple[Tensor, Tensor | None] | None = None
-
-    @torch.no_grad()
-    def route(self, hidden_states: Tensor) -> None:
-        """Find the groups of the tokens of the call that comes next.
-
-        Args:
-            hidden_states: ``(T, d)``, what enters the attention module.
-        """
-        self._columns = self.router.columns(hidden_states)
+        self.router: LayerRouter = NoRouter()
+        self.table = SlotTable()
+        #: ``(T, d)``, what enters the attention module in the call that comes next, where that is needed.
+        self.hidden_states: Tensor | None = None
 
     @torch.no_grad()
     def forward(
@@ -125,22 +121,22 @@ class FocusImpl(AttentionImpl[FocusMetadata]):
             attn_metadata: of the step; ``None`` where vLLM only measures memory.
             output: ``(T, H, D)``, written to.
         """
-        columns, self._columns = self._columns, None
+        hidden, self.hidden_states = self.hidden_states, None
         if attn_metadata is None:
             return output.zero_()
-        assert columns is not None, "the layer's hook has not seen this call"
-        slots, packed = attn_metadata.slots, attn_metadata.packed
-        count = slots.shape[0]
-        memberships, reads = (None if x is None else x[:count] for x in columns)
-        assert memberships is not None
-        rows = rows_of(kv_cache)
+        slots, positions, packed = attn_metadata.slots, attn_metadata.positions, attn_metadata.packed
+        count, rows = slots.shape[0], rows_of(kv_cache)
         rows[slots] = torch.cat([key[:count], value[:count]], dim=-1).to(rows.dtype)
-        self.table.write(slots, memberships, rows.shape[0])
-        router, known = self.router, self.table.read(packed.rows)
-        each = groups_each(router.top_k, router.classes, reads)
-        how = Routing(router.pattern, known, router.top_k, classes=router.classes, reads=reads, groups_each=each)
-        new_query, new_key, new_value = (x[:count].transpose(0, 1)[None] for x in (query, key, value))
+        hidden = None if hidden is None else hidden[:count]
+        self.table.write(
+            slots, self.router.groups(hidden, rows[slots][..., : self.head_size], positions), rows.shape[0]
+        )
         stored = rows[..., : self.head_size], rows[..., self.head_size :]
-        result = attend_packed(how, packed, (new_query, new_key, new_value), stored, Scores(self.scale))
+
+        def route(own: Tensor, keys: Tensor, kept: Tensor, places: Tensor, where: Tensor) -> Routed:
+            return self.router.route(own, self.table.read(places), where)
+
+        new = query[:count].transpose(0, 1)[None]
+        result = attend_requests(packed, new, stored, route, self.router.pattern, Scores(self.scale))
         output[:count] = result[0].transpose(0, 1)
         return output

@@ -1,4 +1,4 @@
-"""Slots of vLLM's KV cache: where a request's tokens stand, and a table of memberships beside them.
+"""Slots of vLLM's KV cache: where a request's tokens stand, and a table of groups beside them.
 
 A slot is ``block * block_size + offset``. vLLM writes each new token's keys to the slot that it gives the token, and a
 block is shared by requests only while it holds these very tokens. So what is remembered under the same slots, in the
@@ -47,25 +47,25 @@ def rows_of(kv_cache: Tensor) -> Tensor:
     return by_token.view(-1, *by_token.shape[2:])
 
 
-class MembershipTable:
-    """Of one layer: the groups of the token in each slot."""
+class SlotTable:
+    """Of one layer: what is remembered of the token in each slot."""
 
     def __init__(self) -> None:
         self._table: Tensor | None = None
 
-    def write(self, slots: Tensor, memberships: Tensor, total: int) -> None:
+    def write(self, slots: Tensor, groups: Tensor, total: int) -> None:
         """Remember new tokens.
 
         Args:
             slots: integers ``(T,)``.
-            memberships: bool ``(T, columns)``.
+            groups: integers ``(T, columns)``.
             total: slots of the whole cache.
         """
         if self._table is None or self._table.shape[0] != total:
-            self._table = memberships.new_zeros(total, memberships.shape[1])
-        self._table[slots] = memberships
+            self._table = groups.new_zeros(total, groups.shape[1])
+        self._table[slots] = groups
 
     def read(self, slots: Tensor) -> Tensor:
-        """bool ``(N, columns)`` of the tokens in ``slots``, integers ``(N,)``."""
+        """``(..., columns)`` of the tokens in ``slots``, integers ``(...)``."""
         assert self._table is not None
         return self._table[slots]

@@ -12,7 +12,7 @@ import torch
 
 from focus_hf.attention import count_pairs
 from focus_hf.bench import Measurement, Setting, bench_attention, bench_decode, bench_memory, bench_training, grid
-from focus_hf.bench.attention import random_call
+from focus_hf.bench.attention import random_problem
 from focus_hf.bench.report import to_markdown
 from focus_hf.machine import environment
 from tests.cli.test_cli import focus_hf as run
@@ -125,9 +125,9 @@ def test_bad_input_gives_one_line(arguments, message):
 def test_limits_and_pairs_are_counted():
     setting = Setting(300, num_groups=4, top_k=1, local_window=20, heads=2, kv_heads=1, head_dim=8)
     measured = bench_attention(setting, seconds=0.01)
-    attended, possible = count_pairs(setting.pattern, random_call(setting, 300)[3])
-    assert measured.limit == pytest.approx(possible / attended)
-    assert attended / possible <= measured.computed <= 1.0
+    attended, possible = count_pairs(random_problem(setting).who)
+    assert measured.limit == pytest.approx(possible / attended.item())
+    assert attended.item() / possible <= measured.computed <= 1.0
     # four groups, so a query reads a quarter of the keys, its window and the sinks
     expected = 300 / (21 + 4 + (300 - 21 - 4) / 4)
     assert bench_decode(setting, seconds=0.01).limit == pytest.approx(expected, rel=0.15)

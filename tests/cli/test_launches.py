@@ -8,9 +8,11 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from focus_hf.attention import Pattern, Problem, Scores, WhoAttends, grouped_focus_attention, masked_focus_attention
-from focus_hf.bench import LaunchCounter, Setting, bench_launches
+from focus_hf.attention import Pattern, Problem, Scores, masked_focus_attention
+from focus_hf.attention.prompt import grouped_focus_attention
+from focus_hf.bench import LaunchCounter, Setting, bench_launches, launches
 from focus_hf.bench.stand_in import FlashStandIn
+from tests.attention.cases import shared_who
 from tests.cli.test_cli import focus_hf as run
 
 
@@ -52,7 +54,7 @@ def test_fake_tensors_are_counted_too():
 def test_the_stand_in_computes_what_the_device_would(top_k):
     query, key, value = (torch.randn(2, heads, 90, 8) for heads in (4, 2, 2))
     memberships = torch.rand(2, 90, 4).argsort(-1) < top_k
-    who = WhoAttends(Pattern(9, 2), torch.arange(90).expand(2, -1), memberships)
+    who = shared_who(Pattern(9, 2), torch.arange(90).expand(2, -1), memberships, kv_heads=2)
     problem = Problem(query, key, value, who, Scores(0.3))
     with LaunchCounter() as counter:
         output = grouped_focus_attention(problem, FlashStandIn())
@@ -67,19 +69,14 @@ def test_the_command_counts_every_path_at_every_batch_size():
     assert {(row["kind"], row["routing"], row["path"]) for row in counted} == {
         ("launches: prefill", "shared", "grouped, torch-flash"),
         ("launches: prefill", "shared", "grouped, cpu-flash"),
-        ("launches: prefill", "shared", "biased, cpu-flash"),
         ("launches: prefill", "shared", "masked, any"),
-        ("launches: prefill", "per_head", "lookup, cpu-flash"),
-        ("launches: prefill", "per_head", "biased, cpu-flash"),
-        ("launches: prefill", "per_head", "masked, any"),
-        ("launches: decode", "shared", "cache by groups, auto, cpu-flash"),
-        ("launches: decode", "shared", "cache by groups, auto, torch-flash"),
-        ("launches: decode", "shared", "plain cache, auto, cpu-flash"),
-        ("launches: decode", "shared", "plain cache, masked, any"),
-        ("launches: decode", "per_head", "cache by groups, auto, cpu-flash"),
-        ("launches: decode", "per_head", "cache by groups, auto, torch-flash"),
-        ("launches: decode", "per_head", "plain cache, auto, cpu-flash"),
-        ("launches: decode", "per_head", "plain cache, masked, any"),
+        ("launches: prefill", "cells", "blocked, cpu-flash"),
+        ("launches: prefill", "cells", "masked, any"),
+        *(
+            ("launches: decode", routing, f"{path}, any")
+            for routing in ("shared", "cells")
+            for path in ("gathered", "masked")
+        ),
     }
     for row in counted:
         assert list(row["focus"]) == list(row["dense"]) == list(row["syncs"]) == ["1", "8", "32"]
@@ -89,15 +86,20 @@ def test_the_command_counts_every_path_at_every_batch_size():
 
 
 @pytest.mark.parametrize("top_k", [1, 2])
-def test_what_a_gpu_is_asked_for(top_k):
-    """No wait, at most three times dense's operations, and as many in any batch: prefill and decoding."""
-    found = {}
-    for counted in bench_launches(Setting(96, top_k=top_k, local_window=16), batches=(1, 2, 8)):
-        found[counted.phase, counted.routing, counted.path] = counted
-    prefill = found["prefill", "shared", "grouped, torch-flash"]
-    plain = found["decode", "shared", "plain cache, masked, any"]
-    by_groups = found["decode", "shared", "cache by groups, auto, torch-flash"]
-    by_head = found["decode", "per_head", "cache by groups, auto, torch-flash"]
-    for counted in (prefill, plain, by_groups, by_head):
-        assert set(counted.syncs.values()) == {0}, counted.waits_for
-        assert counted.focus[1] <= counted.focus[2] == counted.focus[8] <= 3 * counted.dense[8]
+def test_what_is_the_same_for_any_batch_and_at_any_step(top_k):
+    """Under masks nothing is read back, and a token of a larger batch launches no more operations."""
+    for counted in bench_launches(Setting(96, top_k=top_k, local_window=16), batches=(2, 8)):
+        if counted.path.startswith("masked"):
+            assert set(counted.syncs.values()) == {0}, counted.waits_for
+        if counted.phase == "decode":
+            assert counted.focus[2] == counted.focus[8]
+
+
+def test_every_decoded_token_launches_the_same_operations():
+    for routing in ("shared", "cells"):
+        setting = Setting(96, local_window=16)
+        model = launches._model(setting, routing)
+        with torch.no_grad():
+            step = launches._decode(model, setting, 1)
+            totals = {launches._count(model, step).operations.total() for _ in range(5)}
+        assert len(totals) == 1

@@ -36,7 +36,13 @@ def adapted(tiny: Any, seed: int = 1) -> Any:
     """The tiny model with an adapter whose heads route by themselves."""
     torch.manual_seed(seed)
     config = FocusConfig(
-        num_groups=4, local_window=8, sink_tokens=2, routing="cells", num_bands=4, threshold=-5.0, task_type="CAUSAL_LM"
+        num_groups=4,
+        local_window=8,
+        sink_tokens=2,
+        routing="cells",
+        num_bands=4,
+        threshold=-5.0,
+        task_type="CAUSAL_LM",
     )
     return get_peft_model(AutoModelForCausalLM.from_pretrained(tiny / "base"), config).eval()
 
@@ -71,10 +77,14 @@ def test_a_report_has_an_entry_for_each_head(parts: Any, tiny: Any, tmp_path: An
     markdown = report.to_markdown()
     assert all(escape(layer.title) in markdown for layer in report.layers)
     ordered = report.that_matter(2)
-    assert len(ordered) == 2 and ordered[0].loss == max(layer.loss for layer in report.layers if layer.loss is not None)
+    assert len(ordered) == 2 and ordered[0].loss == max(
+        layer.loss for layer in report.layers if layer.loss is not None
+    )
     report.to_json(tmp_path / "groups.json")
     assert GroupReport.from_json(tmp_path / "groups.json") == report
-    assert {path.name for path in save_plots(report, tmp_path)} == {f"head-{n}-{h}.png" for n in (0, 1) for h in (0, 1)}
+    assert {path.name for path in save_plots(report, tmp_path)} == {
+        f"head-{n}-{h}.png" for n in (0, 1) for h in (0, 1)
+    }
     assert report.to_markdown(["figures/head-0-1.png"]).count("![") == 1
 
 
@@ -91,7 +101,9 @@ def test_of_many_heads_those_that_attend_furthest_are_told(parts: Any, tiny: Any
     assert only.name == max(found, key=lambda name: found[name].overall)
 
 
-def test_agreement_with_a_treebank_is_told_by_head_and_text_is_read_besides(parts: Any, tiny: Any, tmp_path: Any) -> None:
+def test_agreement_with_a_treebank_is_told_by_head_and_text_is_read_besides(
+    parts: Any, tiny: Any, tmp_path: Any
+) -> None:
     model, tokenizer = parts
     (tmp_path / "small.conllu").write_text(GOOD * 60)
     alone = group_report(model, tokenizer, tmp_path / "small.conllu", window=100)
@@ -134,19 +146,16 @@ def test_what_is_read_is_what_the_weights_say(family: str) -> None:
             for i in range(LENGTH):
                 allowed = {}
                 for j in range(i + 1):
-                    band = min((i - j - 1) // WINDOW, 1) + ((i - j) > 4 * WINDOW) if bands > 1 else 1
                     group = int(members[name][j].int().argmax())
-                    far = i - j > WINDOW and j >= SINKS
-                    read = i - j > WINDOW and bool(reads[name][i, group, (band - 1) if bands > 1 else 0])
-                    if bands > 1 and i - j > WINDOW:
-                        band = 0 if i - j <= 2 * WINDOW else 1 if i - j <= 4 * WINDOW else 2
-                        read = bool(reads[name][i, group, band])
-                    if i - j <= WINDOW or j < SINKS or read:
-                        allowed[j] = (far, group, band if bands > 1 else 0)
+                    band = min((i - j > 2 * WINDOW) + (i - j > 4 * WINDOW), bands - 1)
+                    if i - j <= WINDOW or j < SINKS or bool(reads[name][i, group, band]):
+                        allowed[j] = (i - j > WINDOW and j >= SINKS, group, band)
                 silent += i > WINDOW + SINKS and not any(far for far, _, _ in allowed.values())
                 places = list(allowed)
                 for q in queries:
                     scores = call.query[0, q, i].double() @ call.key[0, q // per, places].double().T * call.scale
+                    if (cap := call.scores.softcap) is not None:
+                        scores = cap * (scores / cap).tanh()
                     for weight, (far, group, band) in zip(scores.softmax(-1), allowed.values(), strict=True):
                         if far:
                             attention[group, band] += weight / len(queries)
@@ -167,8 +176,10 @@ def test_a_head_that_reads_nothing_is_missed_and_comes_back(routing: str) -> Non
     name = layer.name if head is None else f"{layer.name}.{head}"
     with reading_nothing(layer, head):
         without, found = logits(model, ids), what_is_read(model, [Window(ids[0])])
-    assert found[name].silent == found[name].far and not torch.equal(without, before)
-    assert all(one.silent < one.far for other, one in found.items() if other != name)
+    assert not torch.equal(without, before)
+    if routing == "cells":
+        assert found[name].silent == found[name].far
+        assert all(one.silent < one.far for other, one in found.items() if other != name)
     assert torch.equal(logits(model, ids), before)
     (mean, error) = loss_without(model, [name], [Window(ids[0])])[name]
     losses = [torch.nn.functional.cross_entropy(one[0, :-1], ids[0, 1:]).item() for one in (before, without)]

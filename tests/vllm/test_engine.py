@@ -22,8 +22,7 @@ from peft import get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from focus_hf.adapter.save import save_adapter
-from tests.adapter.test_heads import heads_model
-from tests.families import base_model, focus_config, focus_model, token_ids, unbalance
+from tests.families import CELLS, base_model, focus_config, focus_model, token_ids, unbalance
 
 vllm = pytest.importorskip("vllm", reason="needs vLLM: make test-vllm")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -38,8 +37,7 @@ LENGTHS = (3, 5, 8, 9, 20, 31, 32, 33, 47, 48, 61, 64, 65, 90, 128, 150)
 ADAPTERS: dict[str, Any] = {
     "shared": lambda family: focus_model(family),
     "two-groups": lambda family: focus_model(family, top_k=2, dense_below=24),
-    "budgets": lambda family: heads_model(family, "shared"),
-    "per-head": lambda family: heads_model(family, "per_head"),
+    "cells": lambda family: focus_model(family, **CELLS),
 }
 
 
@@ -114,7 +112,7 @@ def saved(model: Any, folder: Path) -> tuple[Path, Path]:
 
 @pytest.mark.parametrize(
     ("family", "kind"),
-    [("llama", kind) for kind in ADAPTERS] + [(family, "per-head") for family in ("mistral", "qwen2", "qwen3")],
+    [("llama", kind) for kind in ADAPTERS] + [(family, "cells") for family in ("mistral", "qwen2", "qwen3")],
 )
 def test_tokens_are_those_of_transformers(family, kind, tmp_path):
     model, prompts = ADAPTERS[kind](family), prompts_of()
@@ -125,7 +123,7 @@ def test_tokens_are_those_of_transformers(family, kind, tmp_path):
 
 
 def test_prompts_that_begin_alike_share_blocks(tmp_path):
-    model = ADAPTERS["per-head"]("llama")
+    model = ADAPTERS["cells"]("llama")
     start = token_ids(1, 70, seed=7)[0].tolist()
     prompts = [start + tail[:length] for length, tail in zip((1, 2, 10, 40, 80), prompts_of((80,) * 5), strict=True)]
     expected = by_transformers(model, prompts)
@@ -138,7 +136,7 @@ def test_prompts_that_begin_alike_share_blocks(tmp_path):
 
 
 def test_requests_that_are_put_aside_begin_anew(tmp_path):
-    model, prompts = ADAPTERS["per-head"]("llama"), prompts_of((60, 61, 62, 63, 75, 76, 77, 78))
+    model, prompts = ADAPTERS["cells"]("llama"), prompts_of((60, 61, 62, 63, 75, 76, 77, 78))
     expected = by_transformers(model, prompts)
     few = {"num_gpu_blocks_override": 22, "disable_log_stats": False, "max_num_batched_tokens": 256}
     with engine(*saved(model, tmp_path), **few) as llm:
@@ -206,7 +204,7 @@ def test_a_model_of_other_sizes_is_refused(tmp_path):
 
 def test_heads_split_over_two_processes(tmp_path):
     """vLLM's tensor parallelism; as a program, because its processes must be able to import what starts them."""
-    model, prompts = ADAPTERS["per-head"]("llama"), prompts_of((20, 61, 90, 5))
+    model, prompts = ADAPTERS["cells"]("llama"), prompts_of((20, 61, 90, 5))
     base, adapter = saved(model, tmp_path)
     serving = {"additional_config": {"focus": {"adapter": str(adapter)}}, "tensor_parallel_size": 2}
     sizes = {"dtype": "float32", "max_model_len": 256, "max_num_batched_tokens": 64, "skip_tokenizer_init": True}

@@ -71,7 +71,7 @@ def test_a_wrong_option_is_refused_where_the_engine_starts_and_where_it_loads(wr
 
 
 @pytest.mark.parametrize(
-    "others", [None, {}, {"torchair_graph_config": {}}, {"locus_of_control": 1}, object()], ids=repr
+    "others", [None, {}, {"torchair_graph_config": {}}, {"locus_of_control": 1}, "nothing"], ids=repr
 )
 def test_options_of_others_are_theirs(others, arguments):
     assert arguments(others).create_engine_config().additional_config is others

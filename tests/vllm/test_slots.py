@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import random
 
+import pytest
 import torch
 
-from focus_hf.adapter.packed import Packed
-from focus_hf.vllm.slots import MembershipTable, key_slots, rows_of
+from focus_hf.adapter.engines.packed import Packed
+from focus_hf.vllm.router import Rotary
+from focus_hf.vllm.slots import SlotTable, key_slots, rows_of
 
 BLOCK = 4
 
@@ -40,7 +42,7 @@ def test_rows_are_a_view_of_the_cache():
 
 
 def test_a_table_remembers_by_slot():
-    table, generator = MembershipTable(), torch.Generator().manual_seed(0)
+    table, generator = SlotTable(), torch.Generator().manual_seed(0)
     known = {}
     for _ in range(6):
         slots = torch.randperm(5 * BLOCK, generator=generator)[:7]
@@ -55,10 +57,26 @@ def test_a_table_remembers_by_slot():
 def test_requests_of_a_packed_call():
     packed = Packed(torch.arange(12), query_edges=[0, 3, 4, 4, 5], key_edges=[0, 5, 6, 6, 12])
     assert packed.longest == 6
-    assert list(packed.requests()) == [(slice(0, 3), slice(0, 5))]
-    which, of_keys, positions = packed.singles
-    assert which.tolist() == [3, 4]
+    (new, rows, positions), (which, of_keys, places) = packed.requests()
+    assert new.tolist() == [[0, 1, 2]] and rows.tolist() == positions.tolist() == [[0, 1, 2, 3, 4]]
+    assert which.tolist() == [[3], [4]]
     for row, (start, stop) in enumerate([(5, 6), (6, 12)]):
-        real = positions[row] >= 0
+        real = places[row] >= 0
         assert of_keys[row, real].tolist() == list(range(start, stop))
-        assert positions[row, real].tolist() == list(range(stop - start))
+        assert places[row, real].tolist() == list(range(stop - start))
+
+
+@pytest.mark.parametrize("halves", [True, False])
+def test_keys_are_turned_back(halves):
+    """Rotation by an angle for each pair of numbers, of which a head may have fewer than it is long."""
+    angles = torch.rand(30, 3, dtype=torch.float64)
+    table, keys = torch.cat([angles.cos(), angles.sin()], dim=-1), torch.randn(7, 2, 10, dtype=torch.float64)
+    positions = torch.randint(0, 30, (7,))
+    pairs = [(n, n + 3) if halves else (2 * n, 2 * n + 1) for n in range(3)]
+    turned = keys.clone()
+    for number, (a, b) in enumerate(pairs):
+        cos, sin = (f(angles[positions, number])[:, None] for f in (torch.cos, torch.sin))
+        turned[..., a] = keys[..., a] * cos - keys[..., b] * sin
+        turned[..., b] = keys[..., b] * cos + keys[..., a] * sin
+    back = Rotary(table, halves).turned_back(turned, positions)
+    torch.testing.assert_close(back, keys.float())

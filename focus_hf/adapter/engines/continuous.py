@@ -21,7 +21,7 @@ from ..decide import pattern_in_mode
 from ..dial import thresholds
 from ..discovery import numbered
 from ..layer import FocusLayer
-from ..routers import Routed, no_groups, own_heads, plain_keys, rank_groups, shared
+from ..routers import Routed, by_ranking, no_groups, own_heads, plain_keys, rank_groups
 from .packed import PackedPages, attend_requests
 from .pages import find_pages, pages_of
 from .table import GroupTable
@@ -161,12 +161,11 @@ def _route(call: Call, query: Tensor, key: Tensor, stored: Tensor, rows: Tensor,
         return no_groups(key, count)
     known = paged.table.get(rows.flatten(), stored[rows.flatten()], call.tensors)
     known = None if known is None else known.view(*rows.shape, -1)
-    part = replace(call, memory=None, groups=None)
+    config = call.router.configs[call.adapter]
     if call.ranking is not None:
-        width = (*rows.shape, call.ranking.shape[-1])
-        part.ranking = call.ranking.new_full(width, -1) if known is None else known
-        groups, reads, memberships = shared(part, key)
-        return groups, reads[:, :, -count:], memberships
+        nobody = call.ranking.new_full((*rows.shape, call.ranking.shape[-1]), -1)
+        return by_ranking(nobody if known is None else known, config, count, complete=False)
+    part = replace(call, memory=None, groups=None)
     if known is None or bool((known < 0).any()):
         rotary = call.router.rotary
         if call.rotary is not None and rotary is not None:
@@ -177,6 +176,5 @@ def _route(call: Call, query: Tensor, key: Tensor, stored: Tensor, rows: Tensor,
         paged.table.put(rows.flatten()[real], stored[rows.flatten()[real]], found, call.tensors)
     else:
         groups = known.transpose(1, 2).to(torch.uint8)
-    config, router = call.router.configs[call.adapter], own_heads(call, key.shape[1])
-    asked = positions[:, -count:]
+    router, asked = own_heads(call, key.shape[1]), positions[:, -count:]
     return groups, cell_reads(query, asked, router, thresholds(config, asked), config.local_window), None

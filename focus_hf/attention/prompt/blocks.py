@@ -108,19 +108,20 @@ class _Document:
             groups, heads = self.groups[head], slice(head * repeat, (head + 1) * repeat)
             reads = self.reads[head, rows].unflatten(0, (count, size))
             block, column, cell = _read_by_any(reads, slots, groups[sinks:far])
+            column += sinks
             cells = torch.add(layout.bands, groups[near][:, None], alpha=pattern.num_bands)
             hidden = ~(reads.flatten(2).gather(2, cells) | layout.in_window) | ~is_there | layout.later
             bias = self.query.new_zeros(count, size, columns.shape[1])
             bias.masked_fill_(torch.cat([hidden, hidden_sinks], dim=-1), lowest)
             table = self.query.new_zeros(count, *reads.shape[2:], size)
             table = table.masked_fill_(~reads.movedim(1, -1), lowest).flatten(1, 2)
+            q, k, v = self.query[heads], self.key[head], self.value[head]
             for one, own in enumerate(block):
-                index = torch.cat([columns[one], column[own].add(sinks)])
+                index = torch.cat([columns[one], column[own]])
                 mask = torch.cat([bias[one], table[one].index_select(0, cell[own]).t()], dim=1)
                 asking = slice(start + one * size, start + (one + 1) * size)
-                k, v = self.key[head].index_select(0, index), self.value[head].index_select(0, index)
-                q = self.query[heads, asking].transpose(0, 1)
-                found, _ = cpu_flash(q, k[:, None], v[:, None], self.scale, bias=mask[None, None])
+                some = k.index_select(0, index)[:, None], v.index_select(0, index)[:, None]
+                found, _ = cpu_flash(q[:, asking].transpose(0, 1), *some, self.scale, bias=mask[None, None])
                 output[heads, asking] = found.transpose(0, 1)
 
 
@@ -143,7 +144,7 @@ def _read_by_any(reads: Tensor, slots: Tensor, groups: Tensor) -> tuple[list[sli
     ends = torch.searchsorted(found, width * torch.arange(count + 1)).tolist()
     place = place.view(-1).index_select(0, found)
     cell = place - place.div(num_bands + 1, rounding_mode="floor")
-    return [slice(a, b) for a, b in zip(ends, ends[1:], strict=False)], found.remainder(max(width, 1)), cell
+    return [slice(a, b) for a, b in zip(ends, ends[1:], strict=False)], found.remainder_(max(width, 1)), cell
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ with what is attended, besides a byte for each key and head.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -72,10 +73,10 @@ def _one_sequence(query: Tensor, key: Tensor, value: Tensor, read: Tensor, scale
         return F.scaled_dot_product_attention(query, key, value, attn_mask=read[:, :, None], scale=scale)
     if read.shape[1] == 1:
         heads = torch.arange(key.shape[1], device=column.device)[:, None]
-        keys, values = (_gather(x, heads, column)[None] for x in (key, value))
+        keys, values = (x[None] for x in _gather((key, value), heads, column))
         return F.scaled_dot_product_attention(query, keys, values, scale=scale)
     ends = torch.searchsorted(lists.contiguous(), torch.arange(1, read.shape[1] + 1, device=column.device)).tolist()
-    keys, values = (_gather(x, lists, column)[None, None] for x in (key, value))
+    keys, values = (x[None, None] for x in _gather((key, value), lists, column))
     outputs, start = [], 0
     for head, end in enumerate(ends):
         own, some = slice(start, end), query[:, head : head + 1]
@@ -97,23 +98,28 @@ def _batch(query: Tensor, key: Tensor, value: Tensor, read: Tensor, scale: float
     index = column.new_zeros(read.shape[0] * read.shape[1], longest).index_put_((lists, place), column)
     real = (torch.arange(longest, device=lists.device) < counts)[:, :, None]
     heads = torch.arange(key.shape[0] * key.shape[1], device=lists.device).view(*key.shape[:2], 1)
-    keys, values = (_gather(x, heads, index.view(*read.shape[:2], longest)) for x in (key, value))
+    keys, values = _gather((key, value), heads, index.view(*read.shape[:2], longest))
     output = F.scaled_dot_product_attention(query, keys, values, attn_mask=real | nothing, scale=scale)
     return output.masked_fill(nothing, 0.0)
 
 
-def _gather(states: Tensor, head: Tensor, column: Tensor) -> Tensor:
-    """Keys or values ``(..., D)`` of some of the ``B * H_kv`` heads, at columns: both broadcast to ``(...)``.
+def _gather(states: Sequence[Tensor], head: Tensor, column: Tensor) -> list[Tensor]:
+    """Keys and values ``(..., D)`` of some of the ``B * H_kv`` heads, at columns: both broadcast to ``(...)``.
 
     Nothing is copied besides, whatever lies between heads (unused room in a static cache) or tokens.
     """
-    batch, heads, length, width = states.shape
-    of_sequence, of_head, of_token, of_number = states.stride()
-    in_rows = of_number == 1 and not (of_token % width or of_head % width)
-    if not in_rows or (batch > 1 and of_sequence != of_head * heads):
-        states = states.contiguous()
-        of_head, of_token = length * width, width
-    last = (batch * heads - 1) * of_head + (length - 1) * of_token
-    rows = states.as_strided((last // width + 1, width), (width, 1))
-    column = column if of_token == width else column * (of_token // width)
-    return F.embedding(torch.add(column, head, alpha=of_head // width), rows)
+    found: list[Tensor] = []
+    strides, place = None, column
+    for one in states:
+        batch, heads, length, width = one.shape
+        of_sequence, of_head, of_token, of_number = one.stride()
+        in_rows = of_number == 1 and not (of_token % width or of_head % width)
+        if not in_rows or (batch > 1 and of_sequence != of_head * heads):
+            one, of_head, of_token = one.contiguous(), length * width, width
+        rows = one.as_strided(
+            (((batch * heads - 1) * of_head + (length - 1) * of_token) // width + 1, width), (width, 1)
+        )
+        if strides != (strides := (of_head // width, of_token // width)):
+            place = torch.add(column if strides[1] == 1 else column * strides[1], head, alpha=strides[0])
+        found.append(F.embedding(place, rows))
+    return found
