@@ -20,7 +20,8 @@ def commit_of(name: str, revision: str | None = None) -> str | None:
     if os.path.isdir(name) or is_commit(revision):
         return None if os.path.isdir(name) else revision
     try:
-        return str(HfApi(library_name="focus_hf").model_info(name, revision=revision, timeout=_TIMEOUT).sha)
+        found = HfApi(library_name="focus_hf").model_info(name, revision=revision, timeout=_TIMEOUT).sha
+        return found if is_commit(found) else None
     except Exception as error:
         # The library's reader of cards takes a stranger's names for arguments of its own: TypeError and the like.
         known = HfHubHTTPError | OSError | ValueError | TypeError | AttributeError | KeyError

@@ -1,153 +1,124 @@
-"""The work that a call gives a device: of every operation its bytes and products, and the time that these would take.
+"""The work that a call gives a device: of every launch its bytes and products, and the time that these would take.
 
-Real tensors or fake ones (`torch._subclasses.FakeTensorMode`): with fake ones, operations of any length and batch are
-recorded in no time and memory.
+Counted from shapes, as the kernels do it: `focus_hf.attention.kernels.triton_sizes` says how they cut their work.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
-import torch
-from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
-
-from .counting import FREE
+from ..attention.kernels.triton_sizes import keys_of_prompt_tile, num_splits, power_of_two, tokens_of_tile
 from .devices import Device
+from .settings import Setting
 
-#: How often a radix sort reads and writes what it sorts: 64-bit keys, eight bits at a time.
-SORT_PASSES = 8
+#: Bands of distance.
+BANDS = 6
 
-#: Queries and keys of one block of an attention kernel on CUDA.
-BLOCK = 128
+#: How many times as many keys consecutive tokens read together as each of them, where each reads a tenth; by their
+#: number. `python -m studies.tile_unions` measures it (SmolLM2, 8,192 tokens, 64 groups).
+TOGETHER = {1: 1.0, 8: 2.11, 16: 2.65, 32: 3.26, 64: 3.83}
 
-#: Keys of one block of PyTorch's CPU kernel.
-_CPU_KEYS = 512
+#: What a Triton attention kernel on Hopper's own products reaches of the peak: 477 TFLOPS of 989 for heads of 128 at
+#: 16k tokens (pytorch/benchmark pull request 2391, where FlashAttention 3 has 621), a tenth off for mask and gather.
+KERNEL_RATE = 0.43
+
+#: What second-level caches deliver, in times of the memory's bandwidth: 5.5 TB/s on an H100. Assumed of others.
+CACHE_RATE = 1.6
+
+#: What gathering rows of 256 bytes and more reaches of the memory's bandwidth: assumed.
+GATHER_RATE = 0.7
+
+#: Instructions for each key that a tile of a prompt looks at, as compiled for sm_90 and for keys in the last band, and
+#: how many a processor issues in a second.
+LOOK, ISSUED = 60, 128 * 1.7e9
 
 
 @dataclass(frozen=True)
 class Work:
-    """One operation.
+    """One launch.
 
     Args:
         name: of it.
-        bytes: that it reads and writes.
-        flops: of its matrix products; those of attention by whole blocks of its kernel.
-        blocks: thread blocks that the products are spread over; 0 where that is not known.
+        bytes: that it reads and writes in memory.
+        flops: of its matrix products, by whole tiles.
+        cached: bytes that it reads from the second-level cache.
+        issued: instructions that it issues before its products.
+        rate: share of the peak that its products reach.
+        memory: share of the bandwidth; ``None`` is the device's.
     """
 
     name: str
     bytes: float
     flops: float = 0.0
-    blocks: int = 0
+    cached: float = 0.0
+    issued: float = 0.0
+    rate: float = KERNEL_RATE
+    memory: float | None = None
 
     def seconds(self, device: Device) -> float:
-        """On a device, at least: the longer of moving bytes and multiplying."""
-        idle = 1.0
-        if self.blocks:
-            rounds = math.ceil(self.blocks / device.processors)
-            idle = rounds * device.processors / self.blocks
-        products = self.flops * idle / (device.flops * device.attention)
-        return max(products, self.bytes / (device.bandwidth * device.memory), device.kernel)
+        """On a device, at least: the longest of moving bytes and multiplying, and looking at keys before that."""
+        moving = self.bytes / (device.bandwidth * (self.memory or device.memory))
+        products = self.flops / (device.flops * self.rate)
+        looking = self.issued / (device.processors * ISSUED)
+        return max(moving, products + looking, self.cached / (device.bandwidth * CACHE_RATE) + looking, device.kernel)
 
 
-class WorkRecorder(TorchDispatchMode):
-    """Records operations while it is entered; those that launch nothing are left out.
-
-    Attributes:
-        works: in order.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.works: list[Work] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        name = func.overloadpacket.__name__
-        if not func.is_view and name not in FREE and func.namespace != "prim":  # fake tensors ask for their device
-            self.works.append(_work(name, args, kwargs or {}, result))
-        return result
+def dense_work(setting: Setting, batch: int, *, decode: bool, rate: float) -> list[Work]:
+    """One call of dense attention, and for a token the merge of its splits."""
+    size, dims = setting.torch_dtype.itemsize, 2 * setting.head_dim
+    cache = batch * setting.length * setting.kv_heads * dims * size
+    if decode:
+        return [Work("dense", cache), Work("merge", 0.0)]
+    pairs = batch * setting.heads * setting.length * (setting.length + 1) / 2
+    return [Work("dense", cache * (1 + setting.heads / setting.kv_heads), 2.0 * dims * pairs, rate=rate)]
 
 
-def _work(name: str, args: Any, kwargs: Any, result: Any) -> Work:
-    tensors = {id(t): t for t in tree_leaves((args, kwargs, result)) if isinstance(t, Tensor)}.values()
-    moved = float(sum(_bytes(tensor) for tensor in tensors))
-    if name in ("sort", "argsort"):
-        moved *= SORT_PASSES
-    if name == "index_select":  # of what is selected from, only that is read
-        moved = 2.0 * _bytes(result) + _bytes(args[2])
-    if name == "varlen_stand_in":
-        return Work(name, moved, *_varlen(*args))
-    if name.startswith("_scaled_dot_product"):
-        return Work(name, moved, *_sdpa(args, kwargs))
-    if name in ("mm", "bmm", "addmm", "baddbmm"):
-        return Work(name, moved, 2.0 * result.numel() * args[-2].shape[-1])
-    return Work(name, moved)
+def routing_work(setting: Setting, batch: int, tokens: int) -> list[Work]:
+    """Groups of new keys, by the six plain operations of `routing.cells.key_groups`; the cells that queries read."""
+    keys, queries = (batch * tokens * heads for heads in (setting.kv_heads, setting.heads))
+    size, scores = setting.torch_dtype.itemsize, 4.0 * keys * setting.num_groups
+    wide = 4.0 * keys * setting.head_dim  # keys in float32
+    steps = (wide * (1 + size / 4), wide * 1.25, wide / 4 + scores, 2 * scores, scores + 8.0 * keys, 9.0 * keys)
+    table = keys * setting.num_groups * BANDS
+    return [
+        *(Work("groups of keys", step) for step in steps),
+        Work("cells read", queries * setting.head_dim * size + table),
+    ]
 
 
-def _bytes(tensor: Tensor) -> int:
-    """Of memory that is behind a tensor: what is expanded is there once."""
-    sizes = zip(tensor.shape, tensor.stride(), strict=True)
-    return math.prod(size for size, stride in sizes if stride) * tensor.element_size()
+def decode_work(setting: Setting, batch: int, share: float) -> list[Work]:
+    """A list of the keys that are read, the gathering of these, the merge."""
+    rows, dims, size = batch * setting.kv_heads, 2 * setting.head_dim, setting.torch_dtype.itemsize
+    keys = rows * setting.length * share
+    partial = rows * num_splits(rows, setting.length) * setting.heads / setting.kv_heads * setting.head_dim * 4.0
+    return [
+        Work("list", rows * setting.length + 4.0 * keys),
+        Work("gather", 4.0 * keys + keys * dims * size + partial, memory=GATHER_RATE),
+        Work("merge", partial),
+    ]
 
 
-def _varlen(
-    query: Tensor, key: Tensor, value: Tensor, cu_queries: Tensor, cu_keys: Tensor, *how: Any
-) -> Iterator[Any]:
-    """Products and blocks of ragged rows, taken to be of one length: groups are balanced."""
-    rows, left = cu_queries.shape[0] - 1, how[3]
-    queries, keys = (round(x.shape[0] / rows) for x in (query, key))
-    pairs = pairs_in_blocks(queries, keys, None if left < 0 else left, causal=how[4] == 0)
-    yield 2.0 * pairs * rows * query.shape[1] * (query.shape[2] + value.shape[2])
-    yield rows * query.shape[1] * math.ceil(queries / BLOCK)
+def prompt_work(setting: Setting, batch: int, share: float) -> list[Work]:
+    """One launch: what the tokens of a tile read together, in whole tiles of keys."""
+    each, size, dims = setting.heads // setting.kv_heads, setting.torch_dtype.itemsize, 2 * setting.head_dim
+    tokens = tokens_of_tile(each)
+    tiles = batch * setting.kv_heads * math.ceil(setting.length / tokens)
+    looked = (setting.length + tokens) / 2  # keys before the last token of a tile, on average
+    read = min(looked, looked * share * together(tokens))
+    read += 0.5 * keys_of_prompt_tile(setting.head_dim, size) * math.ceil(looked / 4096)
+    rows = tokens * power_of_two(each)
+    own = batch * setting.length * (setting.heads + setting.kv_heads) * dims * size
+    table = batch * setting.length * setting.kv_heads * setting.num_groups * BANDS
+    flops, cached = 2.0 * dims * rows * tiles * read, tiles * read * dims * size
+    return [Work("prompt", own + table, flops, cached, issued=tiles * looked * LOOK)]
 
 
-def _sdpa(args: Any, kwargs: Any) -> Iterator[Any]:
-    query, key, value, *rest = args
-    causal = kwargs.get("is_causal", rest[1] if len(rest) > 1 else False)
-    queries, keys = query.shape[2], key.shape[2]
-    on_cpu_kernel = query.device.type == "cpu" and not isinstance(query, torch._subclasses.FakeTensor)
-    block = (cpu_block(queries), _CPU_KEYS) if on_cpu_kernel else (BLOCK, BLOCK)
-    pairs = pairs_in_blocks(queries, keys, None, causal=bool(causal), block=block, top_left=True)
-    heads = query.shape[0] * query.shape[1]
-    yield 2.0 * pairs * heads * (query.shape[3] + value.shape[3])
-    yield 0 if queries == 1 or on_cpu_kernel else heads * math.ceil(queries / BLOCK)  # one query: keys are split
-
-
-def cpu_block(queries: int) -> int:
-    """Queries of one block of PyTorch's CPU kernel, by their number."""
-    return 256 if queries >= 768 else 64 if queries >= 192 else 32
-
-
-def pairs_in_blocks(
-    queries: int,
-    keys: int,
-    left: int | None,
-    *,
-    causal: bool,
-    block: tuple[int, int] = (BLOCK, BLOCK),
-    top_left: bool = False,
-) -> int:
-    """Pairs of the blocks that a kernel computes, of one row and head.
-
-    Args:
-        queries, keys: of the row.
-        left: keys before a query's own that it sees; ``None`` for all.
-        causal: no key after its own; ``False`` for all keys.
-        block: queries and keys of a block.
-        top_left: the first query is aligned with the first key, else the last with the last.
-    """
-    if not causal:
-        return queries * keys
-    height, width, offset, pairs = *block, 0 if top_left else keys - queries, 0
-    for start in range(0, queries, height):
-        stop = min(start + height, queries)
-        first = 0 if left is None else max(0, offset + start - left) // width * width
-        last = min(math.ceil((offset + stop) / width) * width, keys)
-        pairs += (stop - start) * max(last - first, 0)
-    return pairs
+def together(tokens: int) -> float:
+    """Of `TOGETHER`, between its numbers too: straight by the logarithm."""
+    low = max(number for number in TOGETHER if number <= tokens)
+    high = min((number for number in TOGETHER if number >= tokens), default=low)
+    if low == high:
+        return TOGETHER[low]
+    at = math.log(tokens / low) / math.log(high / low)
+    return TOGETHER[low] + at * (TOGETHER[high] - TOGETHER[low])

@@ -183,8 +183,8 @@ def evaluate_command(
 
 
 @app.command(
-    epilog="Example: focus-hf compare --model org/base --train-file law.txt --eval-file law-test.txt "
-    "--retention-file general.txt --output-dir comparison"
+    epilog="Example: focus-hf compare --adapter my-adapter --adapter org/other-focus; or focus-hf compare "
+    "--model org/base --train-file law.txt --eval-file law-test.txt --retention-file general.txt --output-dir comparison"
 )
 @flags_of(
     TrainRecipe,
@@ -192,7 +192,17 @@ def evaluate_command(
         inspect.Parameter(
             "retention_file",
             inspect.Parameter.KEYWORD_ONLY,
-            annotation=Annotated[Path, typer.Option(help="Text of another domain.", exists=True)],
+            default=None,
+            annotation=Annotated[Path | None, typer.Option(help="Text of another domain.", exists=True)],
+        ),
+        inspect.Parameter(
+            "adapter",
+            inspect.Parameter.KEYWORD_ONLY,
+            default=None,
+            annotation=Annotated[
+                list[str] | None,
+                typer.Option(help="Of two adapters, given one by one: compare what was measured, train nothing."),
+            ],
         ),
         inspect.Parameter(
             "lora_learning_rate",
@@ -212,14 +222,24 @@ def evaluate_command(
 def compare(
     given: dict[str, Any],
     config: Path | None,
-    retention_file: Path,
+    retention_file: Path | None,
+    adapter: list[str] | None,
     lora_learning_rate: float,
     json_out: str | None,
 ) -> None:
-    """Train Focus and LoRA with as many parameters on the same windows, and compare domain and retention."""
-    from ..compare import compare_with_lora, comparison_table
+    """Compare two adapters of one base by what was measured; or train Focus and LoRA on the same windows."""
+    from ..compare import adapters_table, compare_adapters, compare_with_lora, comparison_table
     from ..output import deliver
 
+    if adapter:
+        from ..hub import adapter_folder
+
+        compared = compare_adapters([adapter_folder(name) for name in adapter])
+        document = json.dumps({"rows": [row.to_dict() for row in compared]}, indent=2) + "\n"
+        deliver(document, json_out, [adapters_table(adapter, compared)])
+        return
+    if retention_file is None:
+        raise ValueError("Give --retention-file, text of another domain, or two adapters with --adapter.")
     recipe = _recipe(config, given)
     with progress_bars() as progress:
         rows = compare_with_lora(recipe, retention_file, lora_learning_rate, progress)

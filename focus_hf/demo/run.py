@@ -217,7 +217,7 @@ def _groups(
 
 
 def _explorer(adapter: Path, base: Path, text: str, out: Path, console: Console) -> Path:
-    """As `focus-hf explore` does: one page."""
+    """As `focus-hf explore` does."""
     page = out / "explorer.html"
     with progress_display(console) as progress:
         run_explore(

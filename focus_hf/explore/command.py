@@ -11,6 +11,8 @@ from rich.progress import Progress
 from ..adapter import set_routing
 from ..adapter.placement import check_placement
 from ..hub import load_adapted
+from ..records.adapter_files import GROUPS_FILE
+from ..records.group_report import GroupReport
 from ..texts import TextSource
 from .data import ExplorerData, perplexity
 from .page import Page, render, write
@@ -59,7 +61,7 @@ def run_explore(
         raise ValueError("Which text should be shown? Give --text.")
     check_placement(device, device_map, dtype)
     loaded = TextSource(tuple(texts)).load()
-    model, tokenizer, _ = load_adapted(
+    model, tokenizer, folder = load_adapted(
         adapter, base=base, revision=revision, device=device, device_map=device_map, dtype=dtype
     )
     if pairs is not None or top_k is not None:
@@ -75,6 +77,7 @@ def run_explore(
         window=window,
         tick=lambda tokens: progress.advance(bar, tokens),
     )
+    data.names = reported_names(folder)
     progress.update(bar, description="writing the page", total=2 * len(data.tokens))
     page = render(data)
     size = write(page, out)
@@ -82,6 +85,15 @@ def run_explore(
         write_space(page, space, [adapter, base or str(model.config._name_or_path)], loaded.name)
     progress.stop()
     return _facts(data, page, size, out, space)
+
+
+def reported_names(folder: Path) -> dict[str, list[str]]:
+    """What the adapter's own report calls the groups of each head, so that page and card agree; empty without one."""
+    if not (folder / GROUPS_FILE).is_file():
+        return {}
+    report = GroupReport.from_json(folder / GROUPS_FILE)
+    plain = {layer.name.removeprefix("base_model.model."): layer for layer in report.layers}
+    return {name: [group.name for group in layer.groups] for name, layer in plain.items()}
 
 
 def _facts(data: ExplorerData, page: Page, size: int, out: Path, space: Path | None) -> dict[str, Any]:

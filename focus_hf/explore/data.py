@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -53,6 +53,11 @@ class Head:
     pairs: float = 0.0
 
     @property
+    def key(self) -> str:
+        """As a group report calls it."""
+        return self.name if self.head is None else f"{self.name}.{self.head}"
+
+    @property
     def title(self) -> str:
         """For people."""
         return f"layer {self.layer}" + ("" if self.head is None else f", head {self.head}")
@@ -84,6 +89,7 @@ class ExplorerData:
         dense_losses, losses: float32 ``(T,)`` in nats, of predicting each token, by the base model and with the
             adapter; NaN for the first of a window.
         left_out: tokens of the text that are not on the page.
+        names: of groups in the adapter's report, for heads by `Head.key`.
     """
 
     adapter: str
@@ -96,6 +102,7 @@ class ExplorerData:
     dense_losses: np.ndarray
     losses: np.ndarray
     left_out: int = 0
+    names: dict[str, list[str]] = field(default_factory=dict)
 
     @property
     def by_cells(self) -> bool:

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from .data import TARGETS, ExplorerData, Head, perplexity
-from .words import HeadWords, head_words, told_bands
+from .words import HeadWords, all_words, told_bands
 
 #: A page's data stays below this many characters.
 BUDGET = 1_350_000
@@ -57,7 +57,7 @@ def pack(data: ExplorerData, budget: int = BUDGET) -> Packed:
         data: what is on the page.
         budget: characters that it should not exceed; tokens and words are always in it.
     """
-    words = [head_words(head, data.tokens, data.starts, data.pattern) for head in data.heads]
+    words = all_words(data)
     order = sorted(range(len(words)), key=lambda number: (-words[number].interest, number))
     room = budget - len(_json(data, words, order, {}, 0))
     for targets in (TARGETS, FEWER_TARGETS):

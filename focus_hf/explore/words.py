@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from ..attention import Pattern
-from .data import Head
+from .data import ExplorerData, Head
+from .names import GroupNames
 
 #: Groups of a head that have a colour on the page.
 SHOWN = 8
@@ -60,36 +60,42 @@ class HeadWords:
     groups: list[GroupWords]
 
 
-def head_words(head: Head, tokens: Sequence[str], starts: Sequence[int], pattern: Pattern) -> HeadWords:
+def all_words(data: ExplorerData) -> list[HeadWords]:
+    """The heads of a page, described."""
+    begun = np.zeros(len(data.tokens), dtype=np.int64)
+    for start in data.starts:
+        begun[start:] = start
+    places, names = np.arange(len(data.tokens)) - begun, GroupNames(data.tokens, data.names)
+    return [head_words(head, places, names, data.pattern) for head in data.heads]
+
+
+def head_words(head: Head, positions: np.ndarray, names: GroupNames, pattern: Pattern) -> HeadWords:
     """Describe a head.
 
     Args:
         head: as it was seen to read.
-        tokens: of the page.
-        starts: of its windows.
+        positions: of the page's tokens in their windows, ``(T,)``.
+        names: of groups.
         pattern: with the bands by which distances are told.
     """
-    begun = np.zeros(len(tokens), dtype=np.int64)
-    for start in starts:
-        begun[start:] = start
-    has_far = np.arange(len(tokens)) - begun > pattern.local_window + pattern.sink_tokens
+    has_far = positions > pattern.local_window + pattern.sink_tokens
     far = float(head.far[has_far].mean()) if has_far.any() else 0.0
     weight, places = _shares(head.by_cell.sum(axis=1)), _shares(head.places.sum(axis=1))
     with np.errstate(divide="ignore", invalid="ignore"):
         excess = np.where(weight > 0, weight * np.log(weight / places), 0.0)
     order = [int(group) for group in np.argsort(-excess, kind="stable")[:SHOWN] if excess[group] > 0]
-    typical = typical_tokens(head.groups, tokens, order)
-    sizes = np.bincount(head.groups, minlength=len(weight)) / max(len(tokens), 1)
+    typical = [names.typical(head, group) for group in order]
+    sizes = np.bincount(head.groups, minlength=len(weight)) / max(len(positions), 1)
     groups = [
         GroupWords(
             group=group,
-            name=group_name(typical[group]),
-            tokens=typical[group],
+            name=name,
+            tokens=tokens,
             size=float(sizes[group]),
             weight=float(weight[group]),
             distance=told_distance([group], head, pattern),
         )
-        for group in order
+        for group, name, tokens in zip(order, names.names(head, order, typical), typical, strict=True)
     ]
     return HeadWords(_sentence(head, far, order, groups, excess, pattern), far, far * float(excess.sum()), groups)
 
@@ -123,38 +129,6 @@ def told_bands(first: int, last: int, pattern: Pattern) -> str:
     if last == len(starts) - 1:
         return f"{nearest:,} or more tokens away"
     return f"{nearest:,} to {starts[last + 1]:,} tokens away"
-
-
-def typical_tokens(
-    groups: np.ndarray, tokens: Sequence[str], wanted: Sequence[int], count: int = 6
-) -> dict[int, list[str]]:
-    """Tokens typical of groups: those that are much more often there than elsewhere, and often.
-
-    Args:
-        groups: of each token.
-        tokens: their texts.
-        wanted: which groups.
-        count: how many tokens of each.
-    """
-    total: Counter[str] = Counter(token.strip() or token for token in tokens)
-    found = {}
-    for group in wanted:
-        members = [tokens[place].strip() or tokens[place] for place in np.flatnonzero(groups == group)]
-        here, share = Counter(members), max(len(members), 1) / len(tokens)
-        gain = {token: n * np.log(n / (share * total[token])) for token, n in here.items() if token}
-        best = sorted(gain, key=lambda token: (-gain[token], token))
-        found[group] = best[:count]
-    return found
-
-
-def group_name(typical: Sequence[str]) -> str:
-    """A group by the tokens typical of it."""
-    return ", ".join(f"“{visible_spaces(token)}”" for token in typical[:3]) or "tokens"
-
-
-def visible_spaces(token: str) -> str:
-    """Whitespace that is all of a token, so that it is seen."""
-    return token if token.strip() else token.replace(" ", "␣").replace("\n", "⏎").replace("\t", "⇥")
 
 
 def _shares(counts: np.ndarray) -> np.ndarray:

@@ -1,7 +1,7 @@
 """Pictures of a group report: what a head reads, by group and distance. Needs the extra ``focus-hf[viz]``.
 
-White ground, a number beside every colour, and colours that colour-blind eyes tell apart, so that a picture can be read
-on a dark page, in print, and without colour.
+White ground, a number beside every colour, and colours that colour-blind eyes tell apart, so that a picture can be
+read on a dark page, in print, and without colour.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def save_plots(report: GroupReport, folder: str | os.PathLike[str]) -> list[Path
 
 
 def head_figure(layer: LayerFacts, bands: Sequence[int], path: str | os.PathLike[str]) -> Path:
-    """Of one head: the share of its attention that falls on each group at each distance, in per cent; beside each group
-    how many of the queries read it, at the distance at which most do."""
+    """Of one head: the share of its attention that falls on each group at each distance, in per cent; beside each
+    group how many of the queries read it, at the distance at which most do."""
     rows = layer.most_read(_GROUPS, named=False)
     attention, reads = np.array(layer.attention), np.array(layer.reads)
     others = [group for group in range(len(attention)) if group not in rows]

@@ -1,9 +1,9 @@
 """Names of groups, by evidence: what at least half of a group's tokens have in common, and few others.
 
-Candidates are gold categories (of a treebank), properties of a token's text, endings of words, and the group's own most
-frequent kinds of tokens. Of those that fit at least half of the group, the one is taken that says most about it: the
-divergence between the share that fits in the group and the share that fits in the text. "names" at 90 % and 5 % says
-more than "capitalised words" at 95 % and 15 %.
+Candidates are gold categories (of a treebank), properties of a token's text, endings of words, and the group's own
+most frequent kinds of tokens. Of those that fit at least half of the group, the one is taken that says most about it:
+the divergence between the share that fits in the group and the share that fits in the text. "names" at 90 % and 5 %
+says more than "capitalised words" at 95 % and 15 %.
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ LEAST_TOKENS = 20
 
 #: Kinds of tokens that a name may list; an ending must be that of as many kinds at least.
 KINDS = 3
+
+#: A kind that a name lists has this share of the group's tokens at least.
+LISTED = 0.1
 
 #: Universal Dependencies' parts of speech, as people call them.
 PARTS_OF_SPEECH = {
@@ -131,16 +134,17 @@ class Namer:
         return best
 
     def _candidates(self, inside: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
-        """Names, and which tokens each fits: bool ``(vocabulary,)``."""
+        """Names, and which tokens each fits, bool ``(vocabulary,)``; of two that say as much the first is taken."""
+        by_kind = np.bincount(self.kind_of[self.seen], weights=inside[self.seen], minlength=len(self.kinds))
+        order = np.argsort(-by_kind, kind="stable")[:KINDS]
+        order = order[by_kind[order] >= LISTED * inside.sum()]
+        for count in range(1, len(order) + 1):
+            chosen = [int(kind) for kind in order[:count]]
+            yield _listed([self.kinds[kind] for kind in chosen]), np.isin(self.kind_of, chosen)
+        yield from self._endings(by_kind)
         for place, of_profile in enumerate(PROFILE):
             if of_profile in _PROPERTIES:
                 yield _PROPERTIES[of_profile], self.profiles[:, place]
-        by_kind = np.bincount(self.kind_of[self.seen], weights=inside[self.seen], minlength=len(self.kinds))
-        order = np.argsort(-by_kind, kind="stable")[:KINDS]
-        for count in range(1, min(KINDS, len(order)) + 1):
-            chosen = [int(kind) for kind in order[:count] if by_kind[kind] > 0]
-            yield _listed([self.kinds[kind] for kind in chosen]), np.isin(self.kind_of, chosen)
-        yield from self._endings(by_kind)
 
     def _endings(self, by_kind: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
         words = [(kind, self.kinds[kind]) for kind in by_kind.nonzero()[0] if self.kinds[kind].isalpha()]

@@ -87,11 +87,15 @@ def what_is_read(model: nn.Module, windows: Sequence[Window]) -> dict[str, Readi
     number = 0
 
     def look(seen: Seen) -> None:
-        if seen.layer.routing_config.by_cells:
-            for head in range(seen.key.shape[1]):
-                _add(found, f"{seen.layer.name}.{head}", seen, head, number)
-        else:
-            _add(found, seen.layer.name, seen, None, number)
+        allowed = attended_pairs(seen.who.sequence(0))[0]
+        query_heads, key_heads = seen.query.shape[1], seen.key.shape[1]
+        if not seen.layer.routing_config.by_cells:
+            _add(found, seen.layer.name, seen, 0, range(query_heads), allowed, number)
+            return
+        for head in range(key_heads):
+            per = query_heads // key_heads
+            own = range(head * per, (head + 1) * per)
+            _add(found, f"{seen.layer.name}.{head}", seen, head, own, allowed, number)
 
     with attending(model, Mode("hard")), observe_attention(model, look):
         for number, window in enumerate(windows):  # noqa: B007  (the observer reads it)
@@ -100,16 +104,28 @@ def what_is_read(model: nn.Module, windows: Sequence[Window]) -> dict[str, Readi
     return found
 
 
-def _add(found: dict[str, Reading], name: str, seen: Seen, head: int | None, number: int) -> None:
-    """Add what one head reads in a window, or all heads of a layer alike."""
-    pattern, own, count = seen.who.pattern, 0 if head is None else head, seen.query.shape[2]
+def _add(
+    found: dict[str, Reading], name: str, seen: Seen, head: int, queries: range, allowed: Tensor, number: int
+) -> None:
+    """Add what one head reads in a window, or all heads of a layer alike.
+
+    Args:
+        found: by name.
+        name: whose.
+        seen: the call.
+        head: which key/value head; the first stands for all that route alike.
+        queries: the query heads.
+        allowed: pairs, bool ``(1 or H_kv or H, T, T)``.
+        number: of the window.
+    """
+    pattern, count = seen.who.pattern, seen.query.shape[2]
     place = torch.arange(count, device=seen.query.device)
     gap = place[:, None] - place[None]
     distant = (gap > pattern.local_window) & (place[None] >= pattern.sink_tokens)
     band = bands_of(gap, pattern)
-    one = _of_head(seen, own)
-    weights, allowed = _weights(one if head is not None else seen)
-    members, reads = _members(one)
+    weights = _weights(seen, queries, allowed)
+    pairs = allowed[_row(queries[0], allowed, seen.query)]
+    members, reads = _members(seen, head)
     far = weights * distant
     num_bands = reads.shape[-1]
     reading = found.setdefault(
@@ -129,7 +145,7 @@ def _add(found: dict[str, Reading], name: str, seen: Seen, head: int | None, num
     has = distant.any(dim=-1)
     reading.tokens += count
     reading.far += int(has.sum())
-    reading.silent += int((has & ~(allowed & distant).any(dim=-1)).sum())
+    reading.silent += int((has & ~(pairs & distant).any(dim=-1)).sum())
     best, keys = far.max(dim=-1)
     for query in best.topk(min(PAIRS, count)).indices.tolist():
         if best[query] > 0:
@@ -152,7 +168,7 @@ def _of_head(seen: Seen, head: int) -> Seen:
         seen.query[:1, head * per : (head + 1) * per],
         seen.key[:1, head : head + 1],
         seen.value[:1, head : head + 1],
-        seen.scale,
+        seen.scores,
         type(who)(
             who.pattern,
             who.positions[:1],
@@ -169,21 +185,33 @@ def _members(seen: Seen) -> tuple[Tensor, Tensor]:
     """How much of each key is each group's, float ``(S, K)``, and what queries read, bool ``(Q, K, bands)``."""
     who, config = seen.who, seen.layer.routing_config
     if who.memberships is None:
-        groups = torch.nn.functional.one_hot(who.key_groups[0, 0].long(), config.num_groups).float()
-        return groups, who.reads[0, 0]
+        groups = torch.nn.functional.one_hot(who.key_groups[0, head].long(), config.num_groups).float()
+        return groups, who.reads[0, head]
     members = who.memberships[0]
     return members.float() / members.sum(dim=-1, keepdim=True).clamp(min=1), members[..., None]
 
 
-def _weights(seen: Seen) -> tuple[Tensor, Tensor]:
-    """Attention weights, mean over query heads, and the pairs: float and bool ``(T, T)``."""
-    allowed = attended_pairs(_of_head(seen, 0).who)[0, 0]
-    per = seen.query.shape[1] // seen.key.shape[1]
-    total = seen.query.new_zeros(allowed.shape, dtype=torch.float32)
-    for head in range(seen.query.shape[1]):
-        scores = (seen.query[0, head].float() @ seen.key[0, head // per].float().T) * seen.scale
-        total += scores.masked_fill(~allowed, float("-inf")).softmax(dim=-1)
-    return total / seen.query.shape[1], allowed
+def _weights(seen: Seen, queries: range, allowed: Tensor) -> Tensor:
+    """Attention weights, mean over these query heads: float32 ``(T, T)``."""
+    per, how = seen.query.shape[1] // seen.key.shape[1], seen.scores
+    total = seen.query.new_zeros(allowed.shape[-2:], dtype=torch.float32)
+    for head in queries:
+        scores = (seen.query[0, head].float() @ seen.key[0, head // per].float().T) * how.scale
+        if how.softcap is not None:
+            scores = how.softcap * torch.tanh(scores / how.softcap)
+        if how.bias is not None:
+            scores = scores + how.bias[0, min(head, how.bias.shape[1] - 1)].float()
+        scores = scores.masked_fill(~allowed[_row(head, allowed, seen.query)], float("-inf"))
+        if how.sink_logits is not None:  # takes part in the softmax, and is no token
+            sink = how.sink_logits[head].float().expand(len(scores), 1)
+            scores = torch.cat([scores, sink], dim=-1)
+        total += scores.softmax(dim=-1)[:, : total.shape[1]]
+    return total / len(queries)
+
+
+def _row(head: int, allowed: Tensor, query: Tensor) -> int:
+    """Where the pairs of a query head are."""
+    return head * len(allowed) // query.shape[1]
 
 
 @contextmanager

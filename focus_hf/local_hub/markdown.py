@@ -1,7 +1,7 @@
 """Cards as HTML: what strangers wrote, made safe to look at.
 
-Markdown, and folds: any other HTML in a card is shown as text, links lead to pages and mail, and pictures come from the repository
-itself, as the pages fetch nothing from anywhere else.
+Markdown, and folds: any other HTML in a card is shown as text, links lead to pages and mail, and pictures come
+from the repository itself, as the pages fetch nothing from anywhere else.
 """
 
 from __future__ import annotations

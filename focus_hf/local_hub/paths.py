@@ -26,7 +26,7 @@ def check_path(path: str) -> str:
         raise HubAnswer(
             400,
             f"Invalid path in repository: {odd[:300]!a} is no name of a file on every system: leave out control "
-            'characters, characters that change the direction of text, <>:"|?* and a dot or space at the end.',
+            "characters, characters that change the direction of text, colons, and a dot or space at the end.",
         )
     sound = (
         validate_path(raw, validate_path_element_ntfs)
@@ -43,10 +43,11 @@ def check_path(path: str) -> str:
 
 
 def _is_portable(name: str) -> bool:
-    """Whether a name can be seen for what it is, and kept as it is: Windows drops dots and spaces at its end."""
-    return name in (".", "..") or (
-        name.isprintable() and name[-1:] not in (".", " ") and not set(name) & set('<>:"|?*')
-    )
+    """Whether a name can be seen for what it is, and kept as it is.
+
+    Windows drops dots and spaces at its end, and takes what stands before a colon for a drive or a file.
+    """
+    return name in (".", "..") or (name.isprintable() and name[-1:] not in (".", " ") and ":" not in name)
 
 
 def is_device(name: str) -> bool:

@@ -112,7 +112,8 @@ def _how_sure(report: GroupReport) -> str:
     plain = "groups are mostly kinds of tokens" if 2 * beaten > len(found) else "groups know more than kinds of tokens"
     return (
         f"Agreement with parts of speech (normalised mutual information, mean): groups {groups:.2f}, random groups "
-        f"{random:.2f}, a look-up by token {lookup:.2f}, which is better in {beaten} of {len(found)}: {plain}; {context}"
+        f"{random:.2f}, a look-up by token {lookup:.2f}, which is better in {beaten} of {len(found)}: {plain}; "
+        f"{context}"
     )
 
 
@@ -122,9 +123,9 @@ def _nameless(report: GroupReport) -> str:
     empty = sum(group.name == "empty" for group in groups)
     share = 100 * sum(group.share for group in mixed) / max(len(report.layers), 1)
     return (
-        f"Of {len(groups):,} groups {len(groups) - len(mixed) - empty:,} have a name, which fits at least half of their "
-        f"tokens; {len(mixed):,} are mixed ({share:.0f} % of the tokens) and {empty:,} empty on this text. Nothing asks "
-        "that a group have a name: what counts is that what it leaves out is not missed."
+        f"Of {len(groups):,} groups {len(groups) - len(mixed) - empty:,} have a name, which fits at least half of "
+        f"their tokens; {len(mixed):,} are mixed ({share:.0f} % of the tokens) and {empty:,} empty on this text. "
+        "Nothing asks that a group have a name: what counts is that what is not read is not missed."
     )
 
 
@@ -161,8 +162,8 @@ def _one(report: GroupReport, layer: LayerFacts, figures: Collection[str]) -> It
         yield f"- `{_code(item['token'])}` depends on context. {both}"
     for pair in layer.pairs:
         yield (
-            f"- {_marked(pair['query'])} attends to {_marked(pair['key'])}, {int(pair['distance']):,} tokens back, with "
-            f"weight {float(pair['weight']):.2f}."
+            f"- {_marked(pair['query'])} attends to {_marked(pair['key'])}, {int(pair['distance']):,} tokens back, "
+            f"with weight {float(pair['weight']):.2f}."
         )
     yield ""
 

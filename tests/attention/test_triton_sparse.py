@@ -1,4 +1,4 @@
-"""The Triton kernels of decoding and prompts: interpreted, against the definition; compiled and counted as launched."""
+"""The Triton kernels of decoding and prompts: interpreted, against the definition; compiled and counted."""
 
 from __future__ import annotations
 

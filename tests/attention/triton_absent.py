@@ -76,9 +76,8 @@ def facts(made: Any) -> dict[str, Any]:
     ptx, spills = made.asm["ptx"], re.compile(r"\b(?:STL|LDL)\b")
     products = [match.start() for match in re.finditer(r"\bH(?:G)?MMA\b", code)]
     copies = re.findall(r"cp\.async\.c[ag]\.shared\.global.*?, (0x\w+)", ptx)
-    layouts = re.findall(
-        r"nvidia_mma<\{.*?warpsPerCTA = \[(\d+), (\d+)\], instrShape = \[([\d, ]+)\]", made.asm["ttgir"]
-    )
+    layout = r"nvidia_mma<\{.*?warpsPerCTA = \[(\d+), (\d+)\], instrShape = \[([\d, ]+)\]"
+    layouts = re.findall(layout, made.asm["ttgir"])
     return {
         "registers": int(re.search(r"REG:(\d+)", used)[1]),
         "shared": made.metadata.shared,

@@ -1,115 +1,141 @@
-"""What people are told of an adapter whose heads attend in different ways: its card, info, eval."""
+"""What people are told of an adapter whose heads route by themselves: its card's first screen, its front matter."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from safetensors.torch import load_file
 
-from focus_hf.adapter import focus_layers
 from focus_hf.adapter.save import save_adapter
 from focus_hf.card import FocusModelCard
-from focus_hf.cli.find import _table
-from focus_hf.evaluate import EvaluationPlan, evaluate
-from focus_hf.evaluate.command import Sources, run_evaluation
-from focus_hf.evaluate.run import TokenText
-from focus_hf.hub.info import adapter_info
-from focus_hf.records.adapter_files import read_config
-from tests.adapter.test_heads import PATTERNS, heads_model
-from tests.families import WINDOW, base_model, logits, token_ids
+from focus_hf.card.figures import dial_figure, dial_points
+from focus_hf.local_hub.markdown import to_html
+from focus_hf.records import Evaluation, GroupFacts, GroupReport, LayerFacts, Results
+from focus_hf.records.adapter_files import GROUPS_FILE, read_config
+from focus_hf.records.pictures import digest, digest_in
+from tests.families import WINDOW, focus_model
 
-BUDGETS = {"0.3": PATTERNS, "1.0": {f"{n}.{head}": {"attend": "everything"} for n in range(3) for head in range(2)}}
+CURVES = {"96": [[-3.0, 0.1], [-9.0, 0.6]]}
 
-#: Of the three routed layers with two heads each, by the table of the adapter and by nobody's arithmetic.
-HEADS = {"groups": 2, "window": 3, "everything": 1}
+
+def head(layer: int, loss: float) -> LayerFacts:
+    """Of three groups; the first is names, far away, the second is empty, the third mixed."""
+    example = {"before": "by ", "token": "␣Anna", "after": " ."}
+    groups = [
+        GroupFacts(0.4, "names", 0.9, 0.05, 0.92, 0.1, examples=[example] * 5),
+        GroupFacts(0.0, "empty"),
+        GroupFacts(0.6, "mixed", 0.3, lifted=[{"token": "a", "count": 3, "lift": 2.0}]),
+    ]
+    gold = {which: {"nmi": nmi, "ami": nmi} for which, nmi in (("groups", 0.3), ("random", 0.01), ("lookup", 0.4))}
+    return LayerFacts(
+        f"model.layers.{layer}.self_attn.1",
+        groups,
+        0.2,
+        {"upos": gold},
+        reads=[[0.1, 0.5, 0.0], [0.0] * 3, [0.2, 0.0, 0.0]],
+        attention=[[0.01, 0.2, 0.02], [0.0] * 3, [0.05, 0.0, 0.0]],
+        silent=0.4,
+        loss=loss,
+        loss_error=0.001,
+        head=1,
+    )
 
 
 @pytest.fixture(scope="module")
 def adapter(tmp_path_factory: Any) -> Path:
-    model = heads_model("llama", budgets=BUDGETS)
-    return save_adapter(model, tmp_path_factory.mktemp("heads") / "adapter")
+    model = focus_model("llama", routing="cells", num_groups=3, num_bands=3, pairs=0.25, pairs_curves=CURVES)
+    out = save_adapter(model, tmp_path_factory.mktemp("heads") / "adapter")
+    layers = [head(layer, 0.001 * layer) for layer in range(12)]
+    GroupReport(
+        3, 1, {"name": "t", "tokens": 99, "window": 64}, layers, bands=[8, 16, 32], setting="pairs=0.25",
+        attention_layers=18, routed_layers=3,
+    ).to_json(out / GROUPS_FILE)  # fmt: skip
+    return out
+
+
+def measured(*texts: str) -> Results:
+    """Four texts at four lengths, two settings each."""
+
+    def row(mode: str, perplexity: float, pairs: float, budget: str | None) -> dict[str, Any]:
+        return {"mode": mode, "top_k": 2, "budget": budget, "perplexity": perplexity, "pairs": pairs}
+
+    rows = [{"mode": "dense", "top_k": None, "perplexity": 10.0, "pairs": 1.0}]
+    for budget, factor in (("0.4", 0.5), ("0.25", 1.0)):
+        share = float(budget) - 0.01
+        for mode, worse in (("hard", 0.2), ("window", 1.0), ("quest", 0.4), ("clusters", 0.1), ("oracle", 0.0)):
+            rows.append(row(mode, 10 + factor * worse, share, budget))
+    return Results([Evaluation(text, length, rows) for text in texts for length in (2048, 1024, 4096, 8192)])
+
+
+def made(adapter: Path, results: Results | None = None) -> FocusModelCard:
+    return FocusModelCard.from_adapter(adapter, repo_id="me/focus", base_model="org/base", results=results)
 
 
 def test_the_configuration_says_how_heads_attend(adapter: Path) -> None:
-    config = read_config(adapter)
-    tensors = load_file(adapter / "adapter_model.safetensors")
-    assert config.heads_by_reach == HEADS and config.top_ks == [1]
-    assert config.dense_length == WINDOW + 1
+    config, tensors = read_config(adapter), load_file(adapter / "adapter_model.safetensors")
+    assert config.by_cells and config.dense_length == WINDOW + 1
     assert config.num_parameters == sum(t.numel() for name, t in tensors.items() if "focus_balance" not in name)
 
 
-def test_the_longest_context_that_is_dense_is_found() -> None:
-    """It is the base model's to the bit, and one token more is not."""
-    wide = {
-        f"{layer}.{head}": {"attend": "window", "local_window": 20 + head} for layer in range(3) for head in (0, 1)
-    }
-    model, base = heads_model("llama"), base_model("llama")
-    config = focus_layers(model)[0].routing_config
-    config.head_patterns = wide
-    assert config.dense_length == 21
-    ids = token_ids(length=30)
-    assert torch.equal(logits(model, ids[:, :21]), logits(base, ids[:, :21]))
-    assert not torch.equal(logits(model, ids), logits(base, ids))
+def test_the_first_screen_says_it_all(adapter: Path) -> None:
+    card = made(adapter, measured("plays.txt", "novel.txt", "law.txt", "code.txt"))
+    lines = card.text.splitlines()
+    first = lines[: lines.index("<details>")]
+    assert len(first) <= 60
+    screen = "\n".join(first)
+    assert (
+        "attends to 24 % of the pairs" in screen
+        and "perplexity is +2.0 % above dense attention's on 4 texts" in screen
+    )
+    assert "3 of its 18 attention layers; the other 15 stay as they are" in screen
+    assert screen.count("| **+2.0** \\| +1.0 \\| +10.0 ") == 4 * 4  # all texts and lengths at the adapter's setting
+    assert "best opponent (clusters of 16 keys)" in screen and "the best of the others in 0 of 16" in screen
+    assert "set_routing(model, pairs=0.15)" in screen and "top_k" not in card.text.split("Quality: every")[0]
+    assert "| layer 11, head 1 | **names** 90 % (17 to 32 back) | +0.0110 ± 0.0010 | 40 % |" in screen
+    assert "| layer 1, head 1 |" not in screen  # ten are told
+    assert "a look-up by token 0.40, which is better in 12 of 12" in screen
+    assert "Of 36 groups 12 have a name" in screen and "12 are mixed (60 % of the tokens) and 12 empty" in screen
+    assert card.text.count("by <b>") == 0 and card.text.count("by **Anna** .") == 10 * 5
 
 
-def test_the_card_says_what_the_heads_do(adapter: Path) -> None:
-    card = FocusModelCard.from_adapter(adapter, repo_id="me/focus", base_model="org/base")
-    assert "2 attend to distant tokens by 4 groups of their own, 3 to a window alone and 1 to everything" in card.text
-    assert "| heads by groups, window, everything | 2, 3, 1 |" in card.text
-    assert "set_routing(model, pairs=0.3)  # of 0.3, 1.0" in card.text
-    assert "set_routing(model, top_k=" not in card.text  # it would undo what the budget chose for each head
-    assert card.metadata["focus"]["heads"] == HEADS and card.metadata["focus"]["routing"] == "per_head"
+def test_everything_else_is_folded_and_the_local_hub_folds_it(adapter: Path) -> None:
+    card = made(adapter, measured("plays.txt"))
+    html = to_html(card.text)
+    assert html.count("<details>") == html.count("</details>") == card.text.count("<details>") > 14
+    assert "&lt;details" not in html and "<summary>Quality: every number</summary>" in html
+    hostile = (
+        "<details>\n<summary><b onclick=x>&lt;i&gt;</summary>\n\nx\n\n</details>\n\n</details>\n\n<details>\n<script>"
+    )
+    html = to_html(hostile)
+    assert re.findall(r"<(?!/?(?:p|details|summary)>)[^>]*>", html) == []
+    assert html.count("<details>") == html.count("</details>") == 1
 
 
-def test_info_says_it_too(adapter: Path, capsys: Any) -> None:
-    facts = adapter_info(adapter)
-    assert (facts["heads"], facts["budgets"], facts["routing"]) == (HEADS, ["0.3", "1.0"], "per_head")
-    rows = [column._cells for column in _table(facts).columns]
-    told = dict(zip(map(str, rows[0]), map(str, rows[1]), strict=True))
-    assert told["heads"] == "groups 2, window 3, everything 1" and told["budgets"] == "0.3, 1.0"
+def test_front_matter_has_one_perplexity_for_each_text(adapter: Path) -> None:
+    card = made(adapter, measured("plays.txt", "novel.txt"))
+    (index,) = card.metadata["model-index"]
+    assert [result["dataset"]["name"] for result in index["results"]] == ["plays.txt", "novel.txt"]
+    (metric,) = index["results"][0]["metrics"]
+    assert metric["name"] == "perplexity at 2048 tokens, Focus, pairs=0.25" and metric["value"] == pytest.approx(10.2)
+    focus = card.metadata["focus"]
+    assert focus["perplexity_change"] == pytest.approx(2.0) and focus["pairs"] == 0.24 and focus["groups"] == ["names"]
 
 
-def test_modes_of_an_evaluation() -> None:
-    model = heads_model("llama", gate="additive")
-    text = TokenText(token_ids(batch=1, length=180)[0], "text")
-    plan = EvaluationPlan(seq_lens=[60], modes=["dense", "local", "soft", "hard"], top_ks=[1, 4])
-    with pytest.warns(UserWarning, match="heads that attend in different ways, so there is no soft attention"):
-        (found,) = evaluate(model, [text], plan).evaluations
-    rows = {(row["mode"], row["top_k"]): row for row in found.rows}
-    assert list(rows) == [("dense", None), ("local", None), ("hard", 1), ("hard", 4)]
-    pairs = [row["pairs"] for row in rows.values()]
-    assert pairs[0] == 1 and pairs[1] < pairs[2] < pairs[3] < 1
-    assert rows["hard", 1]["largest_group"] > 0.25
-
-
-def test_budgets_are_chosen_for_an_evaluation(tiny: Any) -> None:
-    from rich.progress import Progress
-
-    model = heads_model("llama", budgets=BUDGETS)
-    tokenizer = type("Words", (), {"__call__": lambda self, text, **_: {"input_ids": [2 + ord(c) % 40 for c in text]}})
-    sources = Sources((str(tiny / "held_out.txt"),))
-    plan = EvaluationPlan(seq_lens=[60], modes=["dense", "hard"], max_tokens=180)
-
-    def measured(*pairs: str) -> list[dict[str, Any]]:
-        with Progress(disable=True) as progress:
-            results = run_evaluation(
-                "a",
-                sources,
-                replace(plan, budgets=pairs),
-                load=lambda _: (model, tokenizer(), tiny),
-                progress=progress,
-            )
-        return results.evaluations[0].rows
-
-    dense, everything = measured("1.0")
-    assert everything["pairs"] == 1 and everything["perplexity"] == pytest.approx(dense["perplexity"], rel=1e-4)
-    _, less, more = measured("0.3", "1.0")
-    assert less["pairs"] < 1 and (less["budget"], more["budget"]) == ("0.3", "1.0") and more == everything
-    with pytest.raises(ValueError, match=r"budgets \(0.3, 1.0\), got '0.7'"):
-        measured("0.7")
-    with pytest.raises(ValueError, match="pairs must be a share of pairs such as 0.25, got 'half'"):
-        measured("half")
+def test_the_dial_is_drawn_from_what_was_measured(adapter: Path) -> None:
+    results = measured("plays.txt", "novel.txt")
+    points = dial_points(results)
+    assert list(points) == [1024, 2048, 4096, 8192]
+    assert points[1024]["hard"] == [pytest.approx((24, 2.0)), pytest.approx((39, 1.0))]
+    path = dial_figure(results, adapter)
+    try:
+        assert path is not None and digest_in(path) == digest(points)
+        assert "![Loss against pairs" in made(adapter, results).text
+        other = replace(results, evaluations=results.evaluations[:1])
+        assert digest_in(path) != digest(dial_points(other)) and digest_in(adapter / GROUPS_FILE) is None
+    finally:
+        (adapter / "figures" / "dial.png").unlink(missing_ok=True)
+    assert dial_figure(Results(), adapter) is None

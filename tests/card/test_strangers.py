@@ -132,9 +132,9 @@ def test_files_that_are_no_results_are_one_line(text, tmp_path):
 
 
 def report(**facts):
-    defaults = {"share": 1.0, "confidence": 0.9, "confidences": [1] * 10, "positions": [1] * 10, "frequency": 1.0}
-    group = GroupFacts(**{**defaults, "top": [], "lifted": [], "profile": {}, **facts})
-    return GroupReport(1, 1, {"name": "t", "tokens": 10, "window": 5}, [LayerFacts("layer", [group], 0.1)])
+    group = GroupFacts(**{"share": 1.0, "name": "names", **facts})
+    layer = LayerFacts("layer", [group], 0.1, reads=[[0.5]], attention=[[0.2]])
+    return GroupReport(1, 1, {"name": "t", "tokens": 10, "window": 5}, [layer])
 
 
 def changed(path, change):
@@ -153,14 +153,15 @@ GROUP = ("layers", 0, "groups", 0)
 @pytest.mark.parametrize(
     ("path", "value"),
     [
-        ((*GROUP, "labels"), [1]),
-        ((*GROUP, "labels"), {"upos": [1]}),
+        ((*GROUP, "name"), [1]),
+        ((*GROUP, "covers"), "all"),
         ((*GROUP, "share"), 10**400),
         ((*GROUP, "share"), "1"),
-        ((*GROUP, "profile"), {"digits": "many"}),
         ((*GROUP, "top"), [1]),
         ((*GROUP, "examples"), [{"before": 1}]),
-        ((*GROUP, "confidences"), [[1]]),
+        (("layers", 0, "attention"), [[1.0, 1.0]]),
+        (("layers", 0, "reads"), [1]),
+        (("layers", 0, "loss"), "much"),
         (("layers", 0, "name"), {}),
         (("layers", 0, "contextual"), None),
         (("layers", 0, "pairs"), {}),
@@ -197,13 +198,13 @@ def test_nothing_in_a_report_is_markup(text, tmp_path):
     item = {"token": text, "count": 1, "lift": 2.0}
     example = {"before": text, "token": text, "after": text}
     made = report(
-        top=[item], lifted=[item], examples=[example],
-        labels={"upos": {"label": text, "category": text, "share": 1.0, "lift": 2.0, "interval": [1, 2]}},
+        top=[item], lifted=[item], examples=[example], name=text,
     )  # fmt: skip
     layer = made.layers[0]
     layer.name, made.text["name"] = text, text
     layer.split = [{"token": text, "counts": {}, "examples": {"0": example}}]
-    layer.pairs = [{"query": example, "key": example, "distance": 1, "group": 0, "weight": 1.0, "affinity": 1.0}]
+    layer.pairs = [{"query": example, "key": example, "distance": 1, "group": 0, "weight": 1.0}]
+    made.setting = text
     made.to_json(tmp_path / "focus_groups.json")
     shown = GroupReport.from_json(tmp_path / "focus_groups.json").to_markdown()
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029\u202e]", shown)

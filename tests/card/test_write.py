@@ -14,11 +14,11 @@ from tests.records.figures import RESULTS
 def test_a_card_is_made_and_made_again(adapter):
     path = write_card(adapter, base_model="org/base")
     assert path == adapter / "README.md" and "base_model: org/base" in path.read_text()
-    assert "# your-name/adapter" in path.read_text() and "## Quality" not in path.read_text()
+    assert "# your-name/adapter" in path.read_text() and "Quality: every" not in path.read_text()
     path.write_text(path.read_text() + "\nMy own words.\n")
     save_results(RESULTS, adapter)
     assert write_card(adapter, base_model="org/base") == path
-    assert "## Quality" in path.read_text() and "My own words." in path.read_text()
+    assert "Quality: every" in path.read_text() and "My own words." in path.read_text()
 
 
 def test_under_a_persons_card_ours_follows(adapter):

@@ -170,7 +170,7 @@ def test_demo(tmp_path):
     for shown in ("dense (base model)", "window and sinks only", "Focus, top_k=1", "model.load_adapter", "PeftModel"):
         assert shown in done.stdout
     card = (tmp_path / "adapter" / "README.md").read_text()
-    assert "## What the groups mean" in card and "figures/groups-map.png" in card
+    assert "## What the groups mean" in card and "figures/head-" in card
     assert (tmp_path / "adapter" / "figures" / "quality.png").stat().st_size > 10_000
     assert b"<html" in (tmp_path / "explorer.html").read_bytes()
     visit = json.loads((tmp_path / "visit.json").read_text())

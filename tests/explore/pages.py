@@ -17,7 +17,7 @@ from focus_hf.explore import ExplorerData, Head
 
 
 def made_up(tokens: int, layers: int, heads: int | None = 2, groups: int = 12, bands: int = 3) -> ExplorerData:
-    """A page as hard to pack as can be: groups, weights and distances are random. Without heads layers share groups."""
+    """A page as hard to pack as can be: groups, weights and distances are random. Without heads layers share."""
     random = np.random.default_rng(0)
     words = ["the", " tendril", " of", " Bignonia", ",", " and", "ly", ".\n", " ", " observed"]
 

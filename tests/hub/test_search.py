@@ -25,8 +25,7 @@ def report(label):
     """A report in which one group of the second layer is about something."""
 
     def facts(number, about):
-        labels = {"upos": {"label": about}} if about else {}
-        return GroupFacts(0.25, 0.9, [1] * 10, [1] * 10, [{"token": "a", "count": 1}], [], {}, 1.0, labels=labels)
+        return GroupFacts(0.25, about or "mixed", top=[{"token": "a", "count": 1}])
 
     layers = [
         LayerFacts(f"layer{n}", [facts(g, label if (n, g) == (1, 2) else None) for g in range(4)], 0.1)

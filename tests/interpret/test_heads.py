@@ -146,19 +146,16 @@ def test_what_is_read_is_what_the_weights_say(family: str) -> None:
             for i in range(LENGTH):
                 allowed = {}
                 for j in range(i + 1):
-                    band = min((i - j - 1) // WINDOW, 1) + ((i - j) > 4 * WINDOW) if bands > 1 else 1
                     group = int(members[name][j].int().argmax())
-                    far = i - j > WINDOW and j >= SINKS
-                    read = i - j > WINDOW and bool(reads[name][i, group, (band - 1) if bands > 1 else 0])
-                    if bands > 1 and i - j > WINDOW:
-                        band = 0 if i - j <= 2 * WINDOW else 1 if i - j <= 4 * WINDOW else 2
-                        read = bool(reads[name][i, group, band])
-                    if i - j <= WINDOW or j < SINKS or read:
-                        allowed[j] = (far, group, band if bands > 1 else 0)
+                    band = min((i - j > 2 * WINDOW) + (i - j > 4 * WINDOW), bands - 1)
+                    if i - j <= WINDOW or j < SINKS or bool(reads[name][i, group, band]):
+                        allowed[j] = (i - j > WINDOW and j >= SINKS, group, band)
                 silent += i > WINDOW + SINKS and not any(far for far, _, _ in allowed.values())
                 places = list(allowed)
                 for q in queries:
                     scores = call.query[0, q, i].double() @ call.key[0, q // per, places].double().T * call.scale
+                    if (cap := call.scores.softcap) is not None:
+                        scores = cap * (scores / cap).tanh()
                     for weight, (far, group, band) in zip(scores.softmax(-1), allowed.values(), strict=True):
                         if far:
                             attention[group, band] += weight / len(queries)
@@ -179,8 +176,10 @@ def test_a_head_that_reads_nothing_is_missed_and_comes_back(routing: str) -> Non
     name = layer.name if head is None else f"{layer.name}.{head}"
     with reading_nothing(layer, head):
         without, found = logits(model, ids), what_is_read(model, [Window(ids[0])])
-    assert found[name].silent == found[name].far and not torch.equal(without, before)
-    assert all(one.silent < one.far for other, one in found.items() if other != name)
+    assert not torch.equal(without, before)
+    if routing == "cells":
+        assert found[name].silent == found[name].far
+        assert all(one.silent < one.far for other, one in found.items() if other != name)
     assert torch.equal(logits(model, ids), before)
     (mean, error) = loss_without(model, [name], [Window(ids[0])])[name]
     losses = [torch.nn.functional.cross_entropy(one[0, :-1], ids[0, 1:]).item() for one in (before, without)]

@@ -209,7 +209,7 @@ def test_bad_paths_are_refused(hub, api, repo, path):
 
 
 @pytest.mark.parametrize(
-    "path", ["größe/日本語.txt", "a b+c%20&?#.txt", "\u202egnp.exe", "x" * 255, "'\"<b>.md", "-rf", "~", "console.txt"]
+    "path", ["größe/日本語.txt", "a b+c%20&?#.txt", "x" * 255, "'\"<b>.md", "-rf", "~", "console.txt"]
 )
 def test_odd_paths_come_back_as_they_are(hub, api, repo, path, tmp_path):
     assert commit(hub, repo, file(path, path.encode())).status_code == 200

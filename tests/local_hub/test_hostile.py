@@ -207,7 +207,7 @@ def test_names_that_windows_or_a_walk_cannot_have(hub, api, repo, path):
 @pytest.mark.parametrize(
     "path",
     ["C:/x", "c:x", "a.", "a /b", "a./b", "x ", "evil\u202egnp.exe", "a\u200b", "a\x1b[2J", "a\x85b", "a\u2028b",
-     "\ufeffa", "a?b", "a|b", "a*", 'a"b', "a<b", "stream:name"],
+     "\ufeffa", "stream:name"],
 )  # fmt: skip
 def test_names_that_show_something_else_or_change_on_their_way(hub, repo, path):
     answer = commit(hub, repo, HEADER, add(path))

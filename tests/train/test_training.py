@@ -8,7 +8,7 @@ from peft import get_peft_model
 
 import focus_hf
 from focus_hf import routing
-from focus_hf.adapter import focus_layers, observe_routing, route, routing_mode
+from focus_hf.adapter import focus_layers, hooks, observe_routing, routing_mode
 from focus_hf.train import calibrate, train_centroids
 from tests.families import FAMILIES, base_model, focus_config, focus_model, logits, token_ids
 
@@ -144,13 +144,13 @@ def test_assignments_are_as_decided_as_asked(gate, sharpness):
 def _keep_assignments(layer, seen):
     """Note what the layer hands to its attention."""
     patch = pytest.MonkeyPatch()
-    soft_routing = route._soft_routing
+    soft = hooks._Hooks._soft
 
-    def routed(router, *arguments):
-        call = soft_routing(router, *arguments)
-        if router is layer:
-            seen["assignments"] = call.soft.assignments.detach()
-        return call
+    def watched(self, call, mask):
+        gate = soft(self, call, mask)
+        if call.router is layer:
+            seen["assignments"] = gate.assignments.detach()
+        return gate
 
-    patch.setattr(route, "_soft_routing", routed)
+    patch.setattr(hooks._Hooks, "_soft", watched)
     return patch

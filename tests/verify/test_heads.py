@@ -1,4 +1,4 @@
-"""Claims about an adapter whose heads attend in different ways are measured again, head by head."""
+"""Claims about an adapter whose heads read cells are measured again, head by head."""
 
 from __future__ import annotations
 
@@ -8,65 +8,92 @@ from typing import Any
 
 import pytest
 from rich.progress import Progress
-from transformers import AutoTokenizer
 
 from focus_hf.adapter.save import save_adapter
 from focus_hf.card import FocusModelCard
+from focus_hf.card.figures import DIAL, dial_figure
 from focus_hf.evaluate import EvaluationPlan
 from focus_hf.evaluate.command import Sources, run_evaluation
-from focus_hf.explore import Subject, explore, render
 from focus_hf.hub import load_adapted
-from focus_hf.interpret import run as interpret_run
 from focus_hf.interpret.command import run_groups
-from focus_hf.records.adapter_files import SAMPLE_FILE
+from focus_hf.records import load_results
+from focus_hf.records.adapter_files import GROUPS_FILE, SAMPLE_FILE
 from focus_hf.verify import DIFFERS, HOLDS, verify
-from tests.explore.pages import page_data
+from focus_hf.verify.claims import Claim, verdict_of
 from tests.interpret.test_heads import adapted
 
 
 @pytest.fixture(scope="module")
 def folder(tiny: Any, tmp_path_factory: Any) -> Path:
-    """Measured, with a report and a card."""
-    model = adapted(tiny, {"0.0": {"attend": "window"}})
+    """Measured, with a report, pictures and a card."""
+    model = adapted(tiny)
     model.peft_config["default"].base_model_name_or_path = str(tiny / "base")
     out = save_adapter(model, tmp_path_factory.mktemp("heads") / "adapter")
     text = str(tiny / "held_out.txt")
-    plan = EvaluationPlan(seq_lens=[128], modes=["dense", "local", "hard"], max_tokens=512)
+    plan = EvaluationPlan(seq_lens=[128], modes=["dense", "local", "hard", "window"], max_tokens=512)
     with Progress(disable=True) as progress:
         run_evaluation(str(out), Sources((text,)), plan, load=load_adapted, progress=progress, write=True)
         run_groups(str(out), load=load_adapted, progress=progress, texts=[text], window=128, write=True)
+    results = load_results(out)
+    assert results is not None and dial_figure(results, out) == out / DIAL
     card = FocusModelCard.from_adapter(out, repo_id="me/tiny-focus", base_model="org/base")
     (out / "README.md").write_text(str(card))
     return out
 
 
+def differing(folder: Path, file: str, change: Any, **options: Any) -> list[str]:
+    """What differs when one of the records says something else."""
+    whole = (folder / file).read_text()
+    values = json.loads(whole)
+    change(values)
+    (folder / file).write_text(json.dumps(values))
+    try:
+        return [claim.what for claim in verify(str(folder), **options) if claim.verdict == DIFFERS]
+    finally:
+        (folder / file).write_text(whole)
+
+
 def test_what_was_measured_holds_and_what_was_changed_does_not(folder: Path, tiny: Any) -> None:
-    claims = verify(str(folder), texts=[str(tiny / "held_out.txt")])
+    texts = [str(tiny / "held_out.txt")]
+    claims = verify(str(folder), texts=texts)
     assert {claim.verdict for claim in claims} == {HOLDS}, [c for c in claims if c.verdict != HOLDS]
     told = " / ".join(claim.what for claim in claims)
-    assert "recorded tokens" in told and "layers.1.self_attn.1" in told and "layers.0.self_attn.0" not in told
+    for part in (
+        "recorded tokens, same",
+        "recorded tokens read",
+        "layers.1.self_attn.1",
+        "loss of",
+        "silent of",
+        "pictures",
+    ):
+        assert part in told, part
 
-    whole = (folder / SAMPLE_FILE).read_text()
-    sample = json.loads(whole)
-    name = next(name for name in sample["groups"] if name.endswith("1.self_attn.1"))
-    sample["groups"][name] = [(group + 1) % 4 for group in sample["groups"][name]]
-    (folder / SAMPLE_FILE).write_text(json.dumps(sample))
-    try:
-        differs = [c.what for c in verify(str(folder)) if c.verdict == DIFFERS]
-    finally:
-        (folder / SAMPLE_FILE).write_text(whole)
-    assert any("recorded tokens" in what for what in differs)
+    name = next(iter(json.loads((folder / SAMPLE_FILE).read_text())["groups"]))
+
+    def other_groups(sample: dict[str, Any]) -> None:
+        sample["groups"][name] = [(group + 1) % 4 for group in sample["groups"][name]]
+        sample["reads"][name] = [2 * count + 1 for count in sample["reads"][name]]
+
+    found = differing(folder, SAMPLE_FILE, other_groups)
+    assert any("tokens, same" in what for what in found) and "cells that the recorded tokens read" in found
+
+    def lies(report: dict[str, Any]) -> None:
+        layer = report["layers"][0]
+        layer["loss"] += 0.1
+        layer["silent"] = 1 - layer["silent"]
+        layer["attention"][0][0] += 0.1
+        layer["groups"][0]["name"] = "names"
+        layer["groups"][1]["covers"] = 1 - layer["groups"][1]["covers"] / 2
+
+    found = differing(folder, GROUPS_FILE, lies, texts=texts)
+    for part in ("loss of", "silent of", "attention of", "names of the groups", "what names fit", "section groups"):
+        assert any(part in what for what in found), part
+    assert any(what.startswith("figures/head-") for what in found)
 
 
-def test_the_page_has_no_notes_for_heads_that_the_report_leaves_out(tiny: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr(interpret_run, "MOST_HEADS", 1)
-    model = adapted(tiny, {"0.0": {"attend": "window"}})
-    tokenizer = AutoTokenizer.from_pretrained(tiny / "base")
-    text = (tiny / "held_out.txt").read_text()[:1500]
-    report = interpret_run.group_report(model, tokenizer, text, window=100)
-    data = explore([Subject(model, "me", report=report)], tokenizer, text, max_tokens=200)
-    notes = page_data(render(data).html)["sides"][0]["notes"]
-    assert len(notes) == 3 and sum(note is not None for note in notes) == 1
-    report.heads_left_out = 0
-    with pytest.raises(ValueError, match="says nothing about"):
-        explore([Subject(model, "me", report=report)], tokenizer, text, max_tokens=200)
+def test_only_a_card_that_is_there_and_was_checked_holds() -> None:
+    holds, differs, left = (Claim("x", "1", "1", verdict) for verdict in (HOLDS, DIFFERS, "not checked"))
+    assert verdict_of([holds], has_card=True) == "The card holds."
+    assert "The card holds" not in verdict_of([holds], has_card=False)
+    assert verdict_of([holds, left], has_card=True) == "The card holds in what was checked; 1 claims were not."
+    assert verdict_of([holds, differs], has_card=True) == "1 of 2 claims do not hold."

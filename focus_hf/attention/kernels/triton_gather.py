@@ -13,17 +13,12 @@ import triton.language as tl
 from torch import Tensor
 
 from .triton_select import KeyLists, Shape, attended, select_keys
+from .triton_sizes import keys_of_decode_tile, num_splits, width_of
 
 #: Below every score: a maximum to begin with that is finite, so that no difference of two is undefined.
 LOWEST = -1e30
 
 LOG2_E = 1.4426950408889634
-
-#: Programs that fill a GPU: two or more on each processor of the largest ones.
-PROGRAMS = 512
-
-#: The most programs for one key head, and keys up to the bound that are worth one.
-MAX_SPLITS, SPLIT_BOUND = 64, 1024
 
 WARPS, STAGES = 4, 3
 
@@ -129,7 +124,7 @@ def attend_lists(
         QUERIES=queries,
         HEADS=heads,
         ROWS=max(16, triton.next_power_of_2(heads * queries)),
-        TILE=keys_of_tile(max(head_dim, value_dim), key.element_size()),
+        TILE=keys_of_decode_tile(max(head_dim, value_dim), key.element_size()),
         GROUPS=reads.shape[3],
         BANDS=reads.shape[4],
         WINDOW=shape.local_window,
@@ -153,21 +148,6 @@ def attend_lists(
         num_warps=WARPS,
     )
     return output
-
-
-def num_splits(key_heads: int, bound: int) -> int:
-    """Programs that share the list of a key head: enough to fill a GPU, each with enough to read."""
-    return max(1, min(MAX_SPLITS, triton.cdiv(bound, SPLIT_BOUND), triton.cdiv(PROGRAMS, key_heads)))
-
-
-def keys_of_tile(head_dim: int, element_size: int) -> int:
-    """Keys that are read at a time: three stages of keys and values leave room for two programs on a processor."""
-    return max(16, min(64, 16384 // (width_of(head_dim) * element_size)))
-
-
-def width_of(dim: int) -> int:
-    """Numbers of a tile for a head of ``dim``: a power of two."""
-    return max(16, triton.next_power_of_2(dim))
 
 
 def check_attention(query: Tensor, key: Tensor, value: Tensor, key_groups: Tensor, reads: Tensor) -> None:

@@ -1,6 +1,6 @@
 """Attention of many new tokens over all keys before them: one launch for all sequences and heads of a layer.
 
-A tile is the query heads of a key head times consecutive tokens, 64 rows. The program that has it looks at the bytes
+A tile is the query heads of a key head times consecutive tokens, 128 rows. The program that has it looks at the bytes
 of all keys before its last token and writes those that any of its tokens attends to into a short list, each with a bit
 for every token; then it reads the keys of the list from where they stand, and the bits are the mask. So nothing is
 computed for a key that no token of the tile attends to, and nothing of the size of pairs is ever in memory.
@@ -17,21 +17,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .triton_gather import LOG2_E, LOWEST, check_attention, width_of
-
-#: Rows of a tile. With 128, half the bytes move, but what 32 tokens read together is a quarter more than what 16 do.
-ROWS = 128
+from .triton_gather import LOG2_E, LOWEST, check_attention
+from .triton_sizes import keys_of_prompt_tile, tokens_of_tile, width_of
 
 #: Keys that are looked at in one step and in one go, before what was found is read; the latter are the list's places.
 STEP, SEGMENT = 1024, 4096
 
-#: Keys that are read at a time.
-TILE = 64
-
 #: Programs on each processor.
 RESIDENT = 3
 
-WARPS, STAGES = 4, 3
+STAGES = 3
 
 
 @dataclass(frozen=True)
@@ -175,23 +170,13 @@ def sparse_prompt(
         ALIKE=key.stride() == value.stride(),
         STEP=STEP,
         SEGMENT=SEGMENT,
-        TILE=keys_of_tile(max(head_dim, value_dim), key.element_size()),
+        TILE=keys_of_prompt_tile(max(head_dim, value_dim), key.element_size()),
         LOG2_E=LOG2_E,
         LOWEST=LOWEST,
         num_warps=max(4, together * triton.next_power_of_2(heads) // 16),
         num_stages=STAGES,
     )
     return output, lse
-
-
-def tokens_of_tile(heads: int) -> int:
-    """Consecutive tokens of a tile, by the query heads of a key head: as many as `ROWS` has room for."""
-    return max(1, min(64, ROWS // triton.next_power_of_2(heads)))
-
-
-def keys_of_tile(head_dim: int, element_size: int) -> int:
-    """Keys that are read at a time: fewer of wide heads, for registers and shared memory."""
-    return max(16, min(TILE, TILE * 256 // (width_of(head_dim) * element_size)))
 
 
 def _processors(device: torch.device) -> int:
@@ -340,24 +325,30 @@ def _prompt(  # type: ignore[no-untyped-def]  # Triton's types are those of its 
                         block, at = (slot // BLOCK).to(tl.int64), slot % BLOCK
                     at = block * groups_row + head * groups_head + at * groups_place
                     group = tl.load(key_groups + at, mask=inside, other=0).to(tl.int32)
-                    # Tokens of one kind are neighbours: bits of a key are between two numbers of tokens.
-                    distance = position - j  # of the first token; one more for each later one
-                    attend = _low(WINDOW + 1 - distance, TOKENS, LIKE)
-                    attend |= tl.where(j < SINKS, _low(tl.full((STEP,), TOKENS, tl.int32), TOKENS, LIKE), 0)
-                    if DENSE > 0:
-                        attend |= _low(tl.zeros_like(j) + (DENSE - position), TOKENS, LIKE)
-                    band = tl.zeros((STEP,), tl.int32)
-                    for edge in tl.static_range(1, BANDS):
-                        band += (distance > (FIRST << edge)).to(tl.int32)
-                    for _ in tl.static_range(SPAN):
-                        until = tl.where(band < BANDS - 1, (FIRST << (band + 1)) + 1 - distance, TOKENS)
-                        after = tl.where(band > 0, (FIRST << band) + 1 - distance, 0)
-                        in_band = _low(until, TOKENS, LIKE) & ~_low(after, TOKENS, LIKE)
-                        cell = group * BANDS + band
-                        attend |= in_band & tl.load(table + cell, mask=inside & (band < BANDS), other=0)
-                        band += 1
-                    attend &= ~_low(-distance, TOKENS, LIKE)
-                    attend &= _low(tl.zeros_like(j) + count, TOKENS, LIKE)
+                    far_off = (
+                        (position - start - STEP >= FIRST << (BANDS - 1)) & (start >= SINKS) & (position >= DENSE)
+                    )
+                    if far_off:  # all of them in the last band of every token
+                        attend = tl.load(table + group * BANDS + BANDS - 1, mask=inside, other=0)
+                    else:
+                        # Tokens of one kind are neighbours: bits of a key are between two numbers of tokens.
+                        distance = position - j  # of the first token; one more for each later one
+                        attend = _low(WINDOW + 1 - distance, TOKENS, LIKE)
+                        attend |= tl.where(j < SINKS, _low(tl.full((STEP,), TOKENS, tl.int32), TOKENS, LIKE), 0)
+                        if DENSE > 0:
+                            attend |= _low(tl.zeros_like(j) + (DENSE - position), TOKENS, LIKE)
+                        band = tl.zeros((STEP,), tl.int32)
+                        for edge in tl.static_range(1, BANDS):
+                            band += (distance > (FIRST << edge)).to(tl.int32)
+                        for _ in tl.static_range(SPAN):
+                            until = tl.where(band < BANDS - 1, (FIRST << (band + 1)) + 1 - distance, TOKENS)
+                            after = tl.where(band > 0, (FIRST << band) + 1 - distance, 0)
+                            in_band = _low(until, TOKENS, LIKE) & ~_low(after, TOKENS, LIKE)
+                            cell = group * BANDS + band
+                            attend |= in_band & tl.load(table + cell, mask=inside & (band < BANDS), other=0)
+                            band += 1
+                        attend &= ~_low(-distance, TOKENS, LIKE)
+                        attend &= _low(tl.zeros_like(j) + count, TOKENS, LIKE)
                     some = inside & (attend != 0)
                     rank = found + tl.cumsum(some.to(tl.int32), axis=0) - 1
                     tl.store(listed + rank, slot, mask=some)
