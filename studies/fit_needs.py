@@ -20,7 +20,12 @@ MODELS = {
 def main() -> None:
     """Print a row for each model."""
     recipe = FitRecipe(
-        model="", output_dir="", seq_len=[2048, 8192], windows=[24, 4], dial_windows=[8, 1], gradient_checkpointing=True
+        model="",
+        output_dir="",
+        seq_len=[2048, 8192],
+        windows=[24, 4],
+        dial_windows=[8, 1],
+        gradient_checkpointing=True,
     )
     print("| | weights and longest window | scratch of all layers | a layer being fitted | passes | the adapter |")
     print("|---|---:|---:|---:|---:|---:|")

@@ -22,8 +22,7 @@ from .token import gathered_focus_attention
 PATHS = ("auto", "triton", "grouped", "blocked", "gathered", "masked")
 
 #: From how many keys a path is taken; fewer are read sooner under a mask. `python -m focus_hf.bench.paths` measures
-#: them. ``gathered``: 2026-11-24, AMD EPYC, one thread, 9 query heads over 3 key heads of 64, a tenth of the keys read:
-#: 1.1 times as fast as under a mask at 1,024 keys, 1.6 times at 2,048, 2.4 times at 4,096.
+#: when that is on a machine.
 PAYS_FROM = {"gathered": 1024, "blocked": 1024}
 
 #: From how many queries the paper's calls are taken; its plan is made anew for each.

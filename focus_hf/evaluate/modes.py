@@ -28,8 +28,8 @@ class Mode:
         top_k: of ``"hard"``, and of the Focus row that an opponent is compared with.
         width: of an opponent: for each query it reads as many keys as a window of this width and 4 first tokens;
             ``None`` until it is known how many pairs Focus attends to.
-        budget: the share of pairs that is asked of Focus, with routing by cells, tuned to the length of the text; as it
-            attends now by default.
+        budget: the share of pairs that is asked of Focus, with routing by cells, tuned to the length of the text; as
+            it attends now by default.
     """
 
     name: str
@@ -73,8 +73,8 @@ def attending(model: nn.Module, mode: Mode, text: Tensor | None = None) -> Itera
     Args:
         model: with a Focus adapter.
         mode: an opponent has its width, see `at_share`.
-        text: token ids ``(N, T)`` that will be judged: a share of pairs is tuned to contexts of ``T`` tokens; streaming
-            heads are measured on the first ones.
+        text: token ids ``(N, T)`` that will be judged: a share of pairs is tuned to contexts of ``T`` tokens;
+            streaming heads are measured on the first ones.
 
     Yields:
         The pairs that an opponent reads; of other modes ``None``, see `attended_share`.

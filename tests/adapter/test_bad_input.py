@@ -184,7 +184,7 @@ def test_set_routing():
             focus_hf.set_routing(model, top_k=top_k)
     with pytest.raises(ValueError, match="mode must be one of None, soft, hard, local, window, dense, got 'sparse'"):
         focus_hf.set_routing(model, mode="sparse")
-    with pytest.raises(ValueError, match="path must be one of auto, triton, grouped, blocked, gathered, masked, got 'flash'"):
+    with pytest.raises(ValueError, match="path must be one of auto, triton, .*masked, got 'flash'"):
         focus_hf.set_routing(model, path="flash")
     for dense_below in (-1, 64.0, "64", True):
         with pytest.raises(ValueError, match="set_routing: dense_below must be an integer from 0"):

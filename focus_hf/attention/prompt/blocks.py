@@ -39,14 +39,23 @@ def blocked_focus_attention(problem: Problem) -> Tensor:
     who = problem.who
     output = problem.query.new_zeros(*problem.query.shape[:3], problem.value.shape[-1])
     for row, tokens, queries in sequences(who, problem.num_queries):
-        some = [problem.query[row], who.reads[row], problem.key[row], problem.value[row], who.key_groups[row]]
-        for place, index in enumerate((queries, queries, tokens, tokens, tokens)):
-            if isinstance(index, Tensor):
-                some[place] = some[place].index_select(1, index)
-        first = int(who.positions[row, tokens][0]) if who.first_position is None else who.first_position
-        document = _Document(*some, who.pattern, first, problem.scores.scale)
+        document = _Document(
+            query=_some(problem.query[row], queries),
+            reads=_some(who.reads[row], queries),
+            key=_some(problem.key[row], tokens),
+            value=_some(problem.value[row], tokens),
+            groups=_some(who.key_groups[row], tokens),
+            pattern=who.pattern,
+            first=int(who.positions[row, tokens][0]) if who.first_position is None else who.first_position,
+            scale=problem.scores.scale,
+        )
         output[row, :, queries] = document.attend()
     return output
+
+
+def _some(tokens: Tensor, index: Tensor | slice) -> Tensor:
+    """Those of the second dimension; all of them for a slice."""
+    return tokens if isinstance(index, slice) else tokens.index_select(1, index)
 
 
 @dataclass(frozen=True)
@@ -78,8 +87,9 @@ class _Document:
         start = min(max(self.pattern.dense_below - self.first - earlier, 0), num_queries)
         if start:
             call = Call(Rows.single(start, earlier + start, self.query.device), self.scale)
-            q, k, v = self.query[:, :start], self.key[:, : earlier + start], self.value[:, : earlier + start]
-            output[:, :start] = CpuFlash().forward(*(x.transpose(0, 1) for x in (q, k, v)), call)[0].transpose(0, 1)
+            k, v = (x[:, : earlier + start].transpose(0, 1) for x in (self.key, self.value))
+            dense, _ = CpuFlash().forward(self.query[:, :start].transpose(0, 1), k, v, call)
+            output[:, :start] = dense.transpose(0, 1)
         size = max(8, ROWS * self.key.shape[0] // self.query.shape[0] // 8 * 8)
         while start < num_queries:
             own = min(size, num_queries - start)
