@@ -53,7 +53,9 @@ result with `include_sliding_layers=True`, where that routes other layers.
 
 ## The table
 
-| model type | result | routed layers | sliding too | |
+Right, with all of their layers routed: {plain}.
+
+| all others | result | routed layers | sliding too | |
 |---|---|---:|---|---|
 """
 
@@ -69,6 +71,7 @@ def page(found: Found, sliding: Found) -> str:
     rows = [
         f"| {name} | {of['result']} | {_routed(of)} | {_other(of, sliding[name])} | {escape(of['detail'])} |"
         for name, of in found.items()
+        if not _plain(of, sliding[name])
     ]
     head = _HEAD.format(
         transformers=transformers.__version__,
@@ -83,8 +86,15 @@ def page(found: Found, sliding: Found) -> str:
         rows=_words(Counter(of["result"] for of in found.values())),
         sliding=_words(Counter(of["result"] for of in sliding.values())),
         why=WHY,
+        plain=", ".join(name for name, of in found.items() if _plain(of, sliding[name])),
     )
     return head + "\n".join(rows) + "\n"
+
+
+def _plain(of: dict[str, Any], sliding: dict[str, Any]) -> bool:
+    """Right in both ways, with every layer routed: there is nothing to say about it."""
+    whole = of["result"] == "right" and of["routed"] == of["layers"]
+    return whole and not of["detail"] and not _other(of, sliding)
 
 
 def _words(counts: Counter[str]) -> str:
