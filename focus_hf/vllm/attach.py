@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from inspect import signature
 from typing import Any
 
@@ -17,7 +20,8 @@ from ..adapter.layer import OF_CELLS
 from ..routing.cells import CellRouter
 from .adapter import ServedAdapter
 from .backend import FocusBackend, FocusImpl
-from .router import CellsRouter, LayerRouter, SharedRouter, part_of
+from .router import CellsRouter, LayerRouter, Rotary, SharedRouter, part_of
+from .slots import padded_page
 
 
 def attach(model: nn.Module, vllm_config: Any, adapter: ServedAdapter) -> None:
@@ -36,6 +40,7 @@ def attach(model: nn.Module, vllm_config: Any, adapter: ServedAdapter) -> None:
     register_backend(AttentionBackendEnum.CUSTOM, f"{FocusBackend.__module__}.{FocusBackend.__qualname__}")
     tensors = adapter.tensors()
     part = get_tensor_model_parallel_rank(), get_tensor_model_parallel_world_size()
+    impls: dict[Any, FocusImpl] = {}
     here = {id(layer): layer for layer in vllm_config.compilation_config.static_forward_context.values()}
     for name, module in model.named_modules():
         for layer in module.children():
@@ -48,22 +53,34 @@ def attach(model: nn.Module, vllm_config: Any, adapter: ServedAdapter) -> None:
             if number in tensors:
                 device = next(module.parameters()).device
                 own = {kind: tensor.to(device) for kind, tensor in tensors[number].items()}
-                impl.router = _router(adapter.config, own, module, layer.num_kv_heads, part)
+                impl.router = _router(adapter.config, own, module, layer, part)
             layer.impl, layer.attn_backend, layer.backend = impl, FocusBackend, AttentionBackendEnum.CUSTOM
             if impl.router.needs_hidden:
                 module.register_forward_pre_hook(_Hidden(impl, module), with_kwargs=True)
+            impls[layer] = impl
+    group_bytes = max((i.router.columns * i.router.dtype.itemsize for i in impls.values()), default=0)
+    for layer in impls:
+        layer.get_kv_cache_spec = partial(_with_groups, layer.get_kv_cache_spec, group_bytes)
     if here:
         raise ValueError(f"Focus found no attention module around {next(iter(here.values())).layer_name}.")
 
 
+def _with_groups(make: Callable[[Any], Any], group_bytes: int, vllm_config: Any) -> Any:
+    """vLLM's plan of a layer's cache, with room for groups in each page."""
+    spec = make(vllm_config)
+    return replace(spec, page_size_padded=padded_page(spec.page_size_bytes, spec.block_size, group_bytes))
+
+
 def _router(
-    config: FocusConfig, tensors: dict[str, Tensor], module: Any, heads: int, part: tuple[int, int]
+    config: FocusConfig, tensors: dict[str, Tensor], module: Any, layer: Any, part: tuple[int, int]
 ) -> LayerRouter:
-    """What routes a layer."""
+    """What routes a layer of an attention module."""
     if not config.by_cells:
         return SharedRouter(config, tensors)
     router = CellRouter(**{field: tensors[kind].float() for field, kind in OF_CELLS.items()})
-    return CellsRouter(config, part_of(router, heads, part), getattr(module, "rotary_emb", None))
+    rotary = getattr(module, "rotary_emb", None)
+    turn = None if rotary is None else Rotary.of(rotary, layer.head_size)
+    return CellsRouter(config, part_of(router, layer.num_kv_heads, part), turn)
 
 
 def _not_routed(module: nn.Module, layer: Any) -> str | None:
