@@ -154,9 +154,7 @@ def attend_pages(call: Call, query: Tensor, key: Tensor, value: Tensor, mask: Te
     return attend_requests(packed, query, lambda rows: (keys[rows], values[rows]), route, call.pattern, scores)
 
 
-def _route(
-    call: Call, stored: Tensor, requests: tuple[Tensor, Tensor, Tensor], query: Tensor, key: Tensor
-) -> Routed:
+def _route(call: Call, stored: Tensor, requests: tuple[Tensor, Tensor, Tensor], query: Tensor, key: Tensor) -> Routed:
     """The routing of requests, see `attend_requests`; ``stored``: keys of all pages."""
     (_, rows, positions), count, paged = requests, query.shape[2], call.paged
     assert paged is not None
