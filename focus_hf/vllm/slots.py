@@ -2,8 +2,8 @@
 
 A slot is ``block * block_size + offset``. vLLM writes each new token's keys to the slot that it gives the token, and a
 block is shared by requests only while it holds these very tokens. A page is made longer by the groups of its tokens
-(`padded_page`), so they are counted into the memory that vLLM plans for, and are wherever their keys are: through chunked
-prefill, prefix caching and preemption.
+(`padded_page`), so they are counted into the memory that vLLM plans for, and are wherever their keys are: through
+chunked prefill, prefix caching and preemption.
 """
 
 from __future__ import annotations

@@ -78,8 +78,8 @@ def attend_requests(
         packed: whose tokens are which.
         query: of the new tokens, ``(1, H, T, D)``.
         stored: from rows of the cache ``(R, S)`` to keys ``(R, S, H_kv, D)`` and values ``(R, S, H_kv, D_v)``.
-        route: from the requests (a part of ``packed.requests``), their queries ``(R, H, Q, D)`` and keys ``(R, H_kv, S,
-            D)`` to who attends.
+        route: from requests (one of ``packed.requests``), their queries ``(R, H, Q, D)`` and keys ``(R, H_kv, S, D)``
+            to who attends.
         pattern: window, sinks, dense start.
         scores: how they are made.
 
