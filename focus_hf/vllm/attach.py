@@ -20,7 +20,7 @@ from ..adapter.layer import OF_CELLS
 from ..routing.cells import CellRouter
 from .adapter import ServedAdapter
 from .backend import FocusBackend, FocusImpl
-from .router import CellsRouter, LayerRouter, Rotary, SharedRouter, part_of
+from .router import CellsRouter, LayerRouter, Rotary, SharedRouter, bytes_of_groups, part_of
 from .slots import padded_page
 
 
@@ -40,7 +40,6 @@ def attach(model: nn.Module, vllm_config: Any, adapter: ServedAdapter) -> None:
     register_backend(AttentionBackendEnum.CUSTOM, f"{FocusBackend.__module__}.{FocusBackend.__qualname__}")
     tensors = adapter.tensors()
     part = get_tensor_model_parallel_rank(), get_tensor_model_parallel_world_size()
-    impls: dict[Any, FocusImpl] = {}
     here = {id(layer): layer for layer in vllm_config.compilation_config.static_forward_context.values()}
     for name, module in model.named_modules():
         for layer in module.children():
@@ -57,10 +56,9 @@ def attach(model: nn.Module, vllm_config: Any, adapter: ServedAdapter) -> None:
             layer.impl, layer.attn_backend, layer.backend = impl, FocusBackend, AttentionBackendEnum.CUSTOM
             if impl.router.needs_hidden:
                 module.register_forward_pre_hook(_Hidden(impl, module), with_kwargs=True)
-            impls[layer] = impl
-    group_bytes = max((i.router.columns * i.router.dtype.itemsize for i in impls.values()), default=0)
-    for layer in impls:
-        layer.get_kv_cache_spec = partial(_with_groups, layer.get_kv_cache_spec, group_bytes)
+            # Layers that are not routed have the same pages, for all layers must.
+            groups = bytes_of_groups(adapter.config, layer.num_kv_heads)
+            layer.get_kv_cache_spec = partial(_with_groups, layer.get_kv_cache_spec, groups)
     if here:
         raise ValueError(f"Focus found no attention module around {next(iter(here.values())).layer_name}.")
 

@@ -159,8 +159,8 @@ class FocusImpl(AttentionImpl[FocusMetadata]):
         block, place = step.once("places", lambda: torch.stack([step.slots // size, step.slots % size])).unbind()
         tokens[block, place] = torch.cat([key, value[:count]], dim=-1)
         if router.columns == 0:
-            groups = kv_cache.new_zeros(1, dtype=torch.uint8).expand(*tokens.shape[:2], 1)
-            reads = kv_cache.new_zeros(1, dtype=torch.bool).expand(count, 1, 1, 1)
+            groups = kv_cache.new_zeros((1, 1, 1), dtype=torch.uint8).expand(*tokens.shape[:2], 1)
+            reads = kv_cache.new_zeros((1, 1, 1, 1), dtype=torch.bool).expand(count, 1, 1, 1)
         else:
             groups = groups_of(kv_cache, router.columns, router.dtype)
             own = router.groups(None if hidden is None else hidden[:count], key, step)

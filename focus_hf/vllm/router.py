@@ -6,6 +6,7 @@ projections of a router are one matrix here, from a key or query to all scores.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -95,7 +96,7 @@ class SharedRouter(LayerRouter):
         self.balance, device = tensors["focus_balance"].float(), tensors["focus_balance"].device
         self.members = sets.members(config.num_groups, config.top_k, device)
         self.meeting = sets.meeting(config.num_groups, config.top_k, device)[..., None]
-        self.dtype = torch.uint8 if len(self.members) <= 256 else torch.int16
+        self.dtype = set_dtype(config)
 
     def groups(self, hidden_states: Tensor | None, key: Tensor, step: Step) -> Tensor:
         assert hidden_states is not None, "the layer's hook has not seen this call"
@@ -204,6 +205,16 @@ class Rotary:
         pair = (-other, one)
         turned = torch.cat(pair, dim=-1) if self.halves else torch.stack(pair, dim=-1).flatten(-2)
         return torch.cat([matrix, turned, torch.zeros_like(rest)], dim=-1)
+
+
+def bytes_of_groups(config: FocusConfig, kv_heads: int) -> int:
+    """Bytes of the groups of a token in one layer: one for each key/value head, or for all of them, or two for all."""
+    return kv_heads if config.by_cells else set_dtype(config).itemsize
+
+
+def set_dtype(config: FocusConfig) -> torch.dtype:
+    """That the number of a set of groups fits in."""
+    return torch.uint8 if math.comb(config.num_groups, config.top_k) <= 256 else torch.int16
 
 
 def part_of(router: CellRouter, kv_heads: int, part: tuple[int, int]) -> CellRouter:
