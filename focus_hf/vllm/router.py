@@ -14,13 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import routing
 from ..adapter import FocusConfig
 from ..adapter.dial import thresholds
-from ..adapter.routers import rank_groups
 from ..attention import Pattern
 from ..routing import sets
 from ..routing.cells import CellRouter, positions_in_bands
+from ..routing.shared import balanced_scores
 
 
 @dataclass(eq=False)
@@ -94,18 +93,22 @@ class SharedRouter(LayerRouter):
         self.config, self.pattern = config, config.pattern
         self.projection, self.centroids = (tensors[f"focus_{name}"].float() for name in ("proj", "centroids"))
         self.balance, device = tensors["focus_balance"].float(), tensors["focus_balance"].device
+        self.ranks, self.places = (
+            sets.ranks(config.num_groups, config.top_k, device),
+            torch.arange(config.top_k, device=device),
+        )
         self.members = sets.members(config.num_groups, config.top_k, device)
         self.meeting = sets.meeting(config.num_groups, config.top_k, device)[..., None]
         self.dtype = set_dtype(config)
 
     def groups(self, hidden_states: Tensor | None, key: Tensor, step: Step) -> Tensor:
         assert hidden_states is not None, "the layer's hook has not seen this call"
-        scores = routing.group_scores(hidden_states, self.projection, self.centroids, self.config.temperature)
+        temperature = self.config.temperature
+        scores = balanced_scores(hidden_states, self.projection, self.centroids, temperature, self.balance)
         if self.config.top_k == 1:
-            return (scores + self.balance).argmax(dim=-1, keepdim=True).to(self.dtype)
-        best = rank_groups(scores, self.balance)[..., : self.config.top_k].long()
-        members = torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, best, True)
-        return sets.set_numbers(members, self.config.top_k)[:, None].to(self.dtype)
+            return scores.argmax(dim=-1, keepdim=True).to(self.dtype)
+        best = scores.topk(self.config.top_k).indices.sort(dim=-1).values
+        return self.ranks[best, self.places].sum(dim=-1, keepdim=True).to(self.dtype)
 
     def reads(self, query: Tensor, groups: Tensor, step: Step) -> Tensor:
         return self.meeting[groups.int()]
