@@ -22,7 +22,6 @@ from .sections import CardText
 from .summary import layers, rivals, summarise
 from .template import INSTALL, TEMPLATE, render
 
-
 #: A base model is looked for on the public Hub, and not on one that runs on the machine on which a card is made.
 _PUBLIC, _THIS_MACHINE = "https://huggingface.co", ("127.0.0.1", "localhost", "::1")
 
