@@ -29,7 +29,7 @@ def groups(
     seq_len: Annotated[int, typer.Option(help="Tokens read at a time.", min=2)] = 1024,
     heads: Annotated[
         int | None,
-        typer.Option(help="Heads to describe, those with most attention far away; each costs a run.", min=1),
+        typer.Option(help="Heads to describe, those that attend far most; each costs a run.", min=1),
     ] = None,
     seed: Annotated[int, typer.Option(help="Of examples and random groups.")] = 0,
     json_out: JsonFile = None,
