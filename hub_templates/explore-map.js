@@ -48,10 +48,12 @@ class HeadMap {
 
 function scaleOf() {
   const named = SHADES.map((distance, place) => [`h${place + 1}`, `${distance} +`]);
+  const small = page.heads.some((head) => head.data === null) ? "Small ones are here in words only." : "";
   return [
     "Squares are heads, layers from left to right. They read on average this many tokens back: ",
     ...[["h0", `under ${SHADES[0]}`], ...named].map(([shade, text]) =>
       make("span", "step", make("i", `square ${shade}`), text),
     ),
+    small,
   ];
 }

@@ -15,7 +15,8 @@ function tokenPanel(token, head, reads, jump) {
   const whole = page.tokens[token] === "" ? ", a part of the character before it" : "";
   const parts = [make("h2", "token", make("bdi", "", shown(token))), make("p", "muted", place + inWindow + whole)];
   if (!reads) return [...parts, make("p", "", "The page has no tokens of this head.")];
-  parts.push(make("p", "muted", "In the group of ", badge(head, reads.group(token)), make("bdi", "", nameOf(head, reads.group(token)))));
+  const own = head.groups.find(({ group }) => group === reads.group(token));
+  parts.push(make("p", "muted", ...(own ? ["Its group: ", badge(head, own.group), make("bdi", "", own.name)] : ["Its group is one of the grey ones."])));
   const targets = reads.targets(token);
   const read = targets.filter((target) => target.weight > 0);
   const lost = targets.filter((target) => target.weight === 0);

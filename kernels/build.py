@@ -1,7 +1,7 @@
 """Fill this kernel repository from the package, and build what `kernels.get_kernel` loads.
 
-    python kernels/build.py                      # copy the modules; commit what changed
-    python kernels/build.py --into DIR           # and make DIR/build/torch-cuda, ready for a Hub's kernel repository
+python kernels/build.py                      # copy the modules; commit what changed
+python kernels/build.py --into DIR           # and make DIR/build/torch-cuda, ready for a Hub's kernel repository
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How long a real model takes without and with an adapter: prompts and single tokens, in turn.
 
     python -m studies.adapter_speed --adapter adapters/smollm2-135m --text adapters/smollm2-135m/held_out/plays.txt \
-        --setting 1024:0.24 2048:0.25 4096:0.15 8192:0.1
+        --setting 1024:0.15 2048:0.15 4096:0.15 8192:0.15
 
 Wall-clock time: of prompts the best of a few rounds, of tokens the median. Nothing else should run on the machine.
 """
@@ -49,7 +49,7 @@ def main() -> None:
     parser.add_argument("--adapter", required=True, help="folder or Hub id")
     parser.add_argument("--base", help="base model, the adapter's own by default")
     parser.add_argument("--text", type=Path, required=True)
-    parser.add_argument("--setting", nargs="+", required=True, help="length:budget, as 2048:0.25, or a length alone")
+    parser.add_argument("--setting", nargs="+", required=True, help="length:share, as 2048:0.15, or a length alone")
     parser.add_argument("--dense-below", type=int, help="as of set_routing; the adapter's own by default")
     parser.add_argument("--new", type=int, default=32, help="tokens decoded after a prompt")
     parser.add_argument("--rounds", type=int, default=2)
@@ -59,9 +59,9 @@ def main() -> None:
     model, tokenizer, _ = load_adapted(args.adapter, base=args.base)
     models = {"dense": AutoModelForCausalLM.from_pretrained(model.name_or_path).to(model.dtype).eval(), "Focus": model}
     for setting in args.setting:
-        length, _, budget = setting.partition(":")
+        length, _, share = setting.partition(":")
         ids = tokenize_windows(tokenizer, args.text.read_text(encoding="utf-8"), int(length))[0]
-        set_routing(model, pairs=float(budget) if budget else None, dense_below=args.dense_below)
+        set_routing(model, pairs=float(share) if share else None, dense_below=args.dense_below)
         rounds = [times(models, ids, args.new) for _ in range(args.rounds)]
         for what in ("prompt", "token"):
             if what == "prompt":

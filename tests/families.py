@@ -18,6 +18,7 @@ except ModuleNotFoundError:
 
 from focus_hf import FocusConfig
 from focus_hf.adapter import focus_layers
+from focus_hf.attention import Pattern, WhoAttends, by_memberships, count_pairs
 
 VOCABULARY = 99
 WINDOW, SINKS, GROUPS = 8, 2, 4
@@ -123,3 +124,12 @@ def token_ids(batch: int = 2, length: int = 48, seed: int = 0) -> torch.Tensor:
 def logits(model: Any, input_ids: torch.Tensor, **kwargs: Any) -> torch.Tensor:
     with torch.no_grad():
         return model(input_ids=input_ids, **kwargs).logits
+
+
+def pairs_of(pattern: Pattern, memberships: torch.Tensor) -> tuple[int, int]:
+    """Pairs attended and pairs possible of whole sequences with a routing that all heads share."""
+    batch, length, _ = memberships.shape
+    positions = torch.arange(length).expand(batch, length)
+    who = WhoAttends(pattern, positions, *by_memberships(memberships, length), first_position=0)
+    attended, possible = count_pairs(who)
+    return int(attended[0]), possible

@@ -18,8 +18,7 @@ ROWS = (
     ("explore", "verify", "compare", "bench", "vllm"),
     ("hub", "local_hub"),
     ("card",),
-    ("fit",),  # reads text and leaves records as training does
-    ("train", "interpret"),
+    ("fit", "train", "interpret"),
     ("evaluate",),
     ("adapter",),
     ("records", "machine"),
@@ -36,6 +35,7 @@ TOOLS = (
     "output",
     "progress",
     "ranks",
+    "recipe_values",
     "setting_rules",
     "settings",
     "templates",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import re
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -60,8 +61,15 @@ def save_adapter(
     write_atomically(target / WEIGHTS_FILE, save(state, metadata={"format": "pt"}))
     with tempfile.TemporaryDirectory() as scratch:
         saved.save_pretrained(scratch, auto_mapping_dict=_auto_mapping(saved, base))  # the file as PEFT writes it
-        write_atomically(target / CONFIG_FILE, (Path(scratch) / CONFIG_FILE).read_bytes())
+        write_atomically(target / CONFIG_FILE, numbers_on_one_line((Path(scratch) / CONFIG_FILE).read_text()).encode())
     return target
+
+
+def numbers_on_one_line(text: str) -> str:
+    """JSON with each list of numbers, and of such lists, on one line, so that people can read what stands around."""
+    for items in (r"[-+.\deE,\s]+", r"(?:\[[-+.\deE, ]+\][,\s]*)+"):
+        text = re.sub(rf"\[\s+({items}?)\s+\]", lambda found: f"[{' '.join(found[1].split())}]", text)
+    return text
 
 
 def _auto_mapping(config: FocusConfig, base: Any) -> dict[str, str] | None:

@@ -21,7 +21,7 @@ from .settings import Setting
 from .stand_in import FlashStandIn
 
 #: Sequences in a batch: what is counted must not grow with it.
-BATCHES = (1, 8, 32)
+BATCHES = (1, 2, 8)
 
 #: Ways to compute a prompt, by routing: a path and a backend. ``torch-flash`` is what CUDA runs, asked by a stand-in.
 PREFILL = {

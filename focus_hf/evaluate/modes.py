@@ -28,7 +28,8 @@ class Mode:
         top_k: of ``"hard"``, and of the Focus row that an opponent is compared with.
         width: of an opponent: for each query it reads as many keys as a window of this width and 4 first tokens;
             ``None`` until it is known how many pairs Focus attends to.
-        budget: the share of pairs that is asked of Focus, with routing by cells; as it attends now by default.
+        budget: the share of pairs that is asked of Focus, with routing by cells, tuned to the length of the text; as it
+            attends now by default.
     """
 
     name: str
@@ -72,7 +73,8 @@ def attending(model: nn.Module, mode: Mode, text: Tensor | None = None) -> Itera
     Args:
         model: with a Focus adapter.
         mode: an opponent has its width, see `at_share`.
-        text: token ids ``(N, T)`` that will be judged; streaming heads are measured on the first ones.
+        text: token ids ``(N, T)`` that will be judged: a share of pairs is tuned to contexts of ``T`` tokens; streaming
+            heads are measured on the first ones.
 
     Yields:
         The pairs that an opponent reads; of other modes ``None``, see `attended_share`.
@@ -91,18 +93,18 @@ def attending(model: nn.Module, mode: Mode, text: Tensor | None = None) -> Itera
                 with attend_by(model, selector, keys=mode.width + 1 + SINKS, layers=modules) as counted:
                     yield counted
         else:
-            with _routed_as(model, layers, mode):
+            with _routed_as(model, layers, mode, None if text is None else text.shape[-1]):
                 yield None
 
 
 @contextmanager
-def _routed_as(model: nn.Module, layers: list[FocusLayer], mode: Mode) -> Iterator[None]:
+def _routed_as(model: nn.Module, layers: list[FocusLayer], mode: Mode, length: int | None) -> Iterator[None]:
     """Focus, in one of its own modes, at another ``top_k`` or share of pairs."""
     configs = {id(config): config for layer in layers for config in layer.configs.values()}.values()
     before = [(config, config.top_k, config.pairs, config.threshold) for config in configs]
     try:
         if mode.budget is not None:
-            set_routing(model, pairs=float(mode.budget))
+            set_routing(model, pairs=float(mode.budget), length=length)
         if mode.top_k not in (None, layers[0].routing_config.top_k):
             set_routing(model, top_k=mode.top_k)
         with routing_mode(model, mode.name):

@@ -142,7 +142,7 @@ def measure_quality(
 
 def focus_share(model: nn.Module, mode: Mode, windows: Tensor) -> float:
     """The share of pairs that Focus attends to, at the ``top_k`` and budget of an opponent's mode."""
-    with attending(model, replace(mode, name="hard")):
+    with attending(model, replace(mode, name="hard"), windows):
         return attended_share(model, windows[:_COUNTED])
 
 

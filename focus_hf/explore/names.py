@@ -12,7 +12,7 @@ from ..records.group_facts import NAMELESS
 from .data import Head
 
 #: Typical tokens by which a group without a name is called.
-CALLED_BY = 3
+CALLED_BY = 2
 
 
 class GroupNames:

@@ -23,11 +23,10 @@ from ..adapter import (
     observe_routing,
 )
 from ..attention import Pattern
-from ..attention.definition import bands_of
 from ..evaluate.modes import Mode, attending, device_of
 from .data import LONGEST_WINDOW, TARGETS, ExplorerData, Head
 from .text import Passage, passages
-from .weights import Stretch, stretches
+from .weights import Stretch, Weights, stretches, weights_of
 
 #: Groups are packed as bytes.
 MOST_GROUPS = 255
@@ -141,37 +140,37 @@ class _Reading:
 
         def look(seen: Seen) -> None:
             whole = [seen.layer.name] if not seen.layer.routing_config.by_cells else []
-            for name in whole or [f"{seen.layer.name}.{head}" for head in range(seen.key.shape[1])]:
-                for stretch in stretches(seen, self.heads[name].head):
-                    self.take(name, stretch, place.start)
+            names = whole or [f"{seen.layer.name}.{head}" for head in range(seen.key.shape[1])]
+            for stretch in stretches(seen, self.pattern):
+                for name in names:
+                    self.take(name, stretch, weights_of(seen, stretch, self.heads[name].head), place.start)
 
         with observe_routing(model, note), observe_attention(model, look):
             yield
 
-    def take(self, name: str, stretch: Stretch, begin: int) -> None:
+    def take(self, name: str, stretch: Stretch, weights: Weights, begin: int) -> None:
         """Note what a stretch of queries reads.
 
         Args:
             name: of the router.
             stretch: of queries.
+            weights: of the head.
             begin: of the window on the page.
         """
-        head, pattern, distance = self.heads[name], self.pattern, stretch.distance
-        rows = slice(begin + stretch.start, begin + stretch.stop)
-        no_sink = torch.arange(stretch.stop, device=distance.device) >= pattern.sink_tokens
-        far = (distance > pattern.local_window) & no_sink & stretch.possible
-        head.far[rows] = (stretch.read * far).sum(dim=-1).cpu()
-        head.lost[rows] = (stretch.dense * ~stretch.pairs).sum(dim=-1).cpu()
-        strongest = (torch.maximum(stretch.read, stretch.dense) * far).topk(min(TARGETS, stretch.stop), dim=-1)
-        found = (strongest.values > 0).int()
-        for of, kept in ((distance, head.distance), (stretch.read, head.weight), (stretch.dense, head.dense)):
-            kept[rows, : found.shape[1]] = (of.gather(-1, strongest.indices) * found).cpu()
-        groups = torch.from_numpy(head.groups[begin : begin + stretch.stop]).to(distance.device).long()
-        cells = (groups * pattern.num_bands + bands_of(distance, pattern))[far]
-        for weights, total in ((stretch.read[far], head.by_cell), (None, head.places)):
-            total += torch.bincount(cells, weights, total.size).view(total.shape).cpu().numpy()
-        near_or_far = stretch.read * no_sink
-        sums = (stretch.pairs.sum(), stretch.possible.sum(), (near_or_far * distance).sum(), near_or_far.sum())
+        head, rows = self.heads[name], slice(begin + stretch.start, begin + stretch.stop)
+        far = stretch.bands.sum(dim=0) * weights.possible
+        head.far[rows] = (weights.read * far).sum(dim=-1).cpu()
+        head.lost[rows] = (weights.dense * ~weights.pairs).sum(dim=-1).cpu()
+        strongest = (torch.maximum(weights.read, weights.dense) * far).topk(min(TARGETS, stretch.stop), dim=-1)
+        found = strongest.values > 0
+        kept = ((stretch.distance, head.distance), (weights.read, head.weight), (weights.dense, head.dense))
+        for of, target in kept:
+            target[rows, : found.shape[1]] = (of.gather(-1, strongest.indices) * found).cpu()
+        groups = head.groups[begin : begin + stretch.stop]
+        for of, total in ((weights.read, head.by_cell), (weights.possible.float(), head.places)):
+            np.add.at(total, groups, torch.einsum("qs,bqs->sb", of, stretch.bands).double().cpu().numpy())
+        seen = weights.read * stretch.no_sink
+        sums = (weights.pairs.sum(), weights.possible.sum(), (seen * stretch.distance).sum(), seen.sum())
         self.sums[name] += [float(value) for value in sums]
 
     def done(self) -> list[Head]:

@@ -1,4 +1,4 @@
-"""Attention weights of one head as they are, a few queries at a time: over what it reads, and over everything."""
+"""Attention weights as they are, a few queries at a time: over what a head reads, and over everything."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ..adapter import Seen
-from ..attention import attended_pairs
-from ..attention.definition import dense_pairs
+from ..attention import Pattern, attended_pairs
+from ..attention.definition import bands_of, dense_pairs
 
 #: Queries whose weights are spelled out at a time; bounds memory at a few heads times ``CHUNK x T``.
 CHUNK = 256
@@ -18,54 +18,80 @@ CHUNK = 256
 
 @dataclass(frozen=True)
 class Stretch:
-    """What the queries ``start`` to ``stop`` of a head read among the tokens up to them.
+    """The queries ``start`` to ``stop`` of a call for one sequence, and the tokens up to them.
 
     Args:
         start, stop: which queries.
-        distance: int64 ``(Q, S)``, how far back each token is; negative for later ones.
-        read: float32 ``(Q, S)``, attention weights, mean over the query heads.
-        dense: float32 ``(Q, S)``, the same without the adapter's choice.
-        pairs: bool ``(Q, S)``, attended.
-        possible: bool ``(Q, S)``, attended by dense attention.
+        distance: float32 ``(Q, S)``, how far back each token is; negative for later ones.
+        bands: float32 ``(bands, Q, S)``, 1 where a token is far, in that band and no sink, else 0.
+        no_sink: bool ``(S,)``.
+        pairs: bool ``(H_kv or 1 or H, Q, S)``, attended.
+        possible: bool ``(1 or H, Q, S)``, attended by dense attention.
     """
 
     start: int
     stop: int
     distance: Tensor
+    bands: Tensor
+    no_sink: Tensor
+    pairs: Tensor
+    possible: Tensor
+
+
+@dataclass(frozen=True)
+class Weights:
+    """What a head reads in a stretch: attention weights, float32 ``(Q, S)``, means over its query heads, with the
+    adapter's choice and without it, and the pairs of both, bool ``(Q, S)``."""
+
     read: Tensor
     dense: Tensor
     pairs: Tensor
     possible: Tensor
 
 
-def stretches(seen: Seen, head: int | None) -> Iterator[Stretch]:
-    """A head's attention in a call for one sequence.
+def stretches(seen: Seen, pattern: Pattern) -> Iterator[Stretch]:
+    """The stretches of a call.
 
     Args:
         seen: the call.
-        head: key/value head; ``None`` for all heads together, which then read the same.
+        pattern: with the bands by which distances are told.
     """
-    heads, length = seen.query.shape[1], seen.query.shape[2]
-    each = heads // seen.key.shape[1]
-    chosen = range(heads) if head is None else range(head * each, (head + 1) * each)
-    positions = torch.arange(length, device=seen.query.device)
+    length, device = seen.query.shape[2], seen.query.device
+    positions = torch.arange(length, device=device)
     for start in range(0, length, CHUNK):
         stop = min(start + CHUNK, length)
         rows, columns = slice(start, stop), slice(0, stop)
-        pairs, possible = attended_pairs(seen.who, rows, columns)[0], dense_pairs(seen.who, rows, columns)[0]
-        pairs, possible = (x[(head or 0) * x.shape[0] // seen.key.shape[1]] for x in (pairs, possible))
-        read, dense = (torch.zeros(pairs.shape, device=pairs.device) for _ in range(2))
-        for query_head in chosen:
-            scores = _scores(seen, query_head, query_head // each, rows, columns)
-            read += _softmax(seen, query_head, scores, pairs)
-            dense += _softmax(seen, query_head, scores, possible)
         distance = positions[rows, None] - positions[None, columns]
-        yield Stretch(start, stop, distance, read / len(chosen), dense / len(chosen), pairs, possible)
+        no_sink = positions[columns] >= pattern.sink_tokens
+        far, band = (distance > pattern.local_window) & no_sink, bands_of(distance, pattern)
+        bands = torch.stack([far & (band == number) for number in range(pattern.num_bands)]).float()
+        pairs, possible = attended_pairs(seen.who, rows, columns)[0], dense_pairs(seen.who, rows, columns)[0]
+        yield Stretch(start, stop, distance.float(), bands, no_sink, pairs, possible)
 
 
-def _scores(seen: Seen, query_head: int, key_head: int, rows: slice, columns: slice) -> Tensor:
+def weights_of(seen: Seen, stretch: Stretch, head: int | None) -> Weights:
+    """A head's attention.
+
+    Args:
+        seen: the call.
+        stretch: of it.
+        head: key/value head; ``None`` for all heads together, which then read the same.
+    """
+    heads, kv_heads = seen.query.shape[1], seen.key.shape[1]
+    each = heads // kv_heads
+    chosen = range(heads) if head is None else range(head * each, (head + 1) * each)
+    pairs, possible = (of[(head or 0) * of.shape[0] // kv_heads] for of in (stretch.pairs, stretch.possible))
+    read, dense = (torch.zeros(pairs.shape, device=pairs.device) for _ in range(2))
+    for query_head in chosen:
+        scores = _scores(seen, stretch, query_head, query_head // each)
+        read += _softmax(seen, query_head, scores, pairs)
+        dense += _softmax(seen, query_head, scores, possible)
+    return Weights(read / len(chosen), dense / len(chosen), pairs, possible)
+
+
+def _scores(seen: Seen, stretch: Stretch, query_head: int, key_head: int) -> Tensor:
     """float32 ``(Q, S)``."""
-    how = seen.scores
+    how, rows, columns = seen.scores, slice(stretch.start, stretch.stop), slice(0, stretch.stop)
     scores = (seen.query[0, query_head, rows].float() @ seen.key[0, key_head, columns].float().T) * how.scale
     if how.softcap is not None:
         scores = how.softcap * torch.tanh(scores / how.softcap)

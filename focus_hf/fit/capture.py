@@ -27,6 +27,9 @@ from .store import write
 
 _CAPTURE = "focus_capture"
 
+#: Rows of logits that are looked at in float32 at once.
+_ROWS = 256
+
 
 def sampled_positions(length: int, count: int, generator: torch.Generator) -> Tensor:
     """Positions spread over a window, one at random in each of ``count`` equal stretches: int64, ascending."""
@@ -77,15 +80,20 @@ def capture(
 def _backward(model: Any, window: Tensor, generator: torch.Generator) -> None:
     logits = model(input_ids=window[None].to(device_of(model)), use_cache=False).logits
     with torch.no_grad():
-        slope = _slope_of_sampled_targets(logits[0].float(), generator)
-    logits.backward(slope[None].to(logits.dtype))
+        slope = _slope_of_sampled_targets(logits[0], generator)
+    logits.backward(slope[None])
 
 
 def _slope_of_sampled_targets(logits: Tensor, generator: torch.Generator) -> Tensor:
-    """Gradient by the logits of the log-probability of targets drawn from them: ``(T, V)``."""
-    slope = torch.softmax(logits, dim=-1)
-    targets = torch.multinomial(slope.cpu(), 1, generator=generator).to(slope.device)
-    return slope.neg_().scatter_add_(1, targets, torch.ones_like(targets, dtype=slope.dtype))
+    """Gradient by the logits ``(T, V)`` of the log-probability of targets drawn from them, some rows at a time: of a
+    long window they are the largest thing in memory."""
+    slope = torch.empty_like(logits)
+    for start in range(0, len(logits), _ROWS):
+        shares = torch.softmax(logits[start : start + _ROWS].float(), dim=-1)
+        targets = torch.multinomial(shares.cpu(), 1, generator=generator).to(shares.device)
+        shares.neg_().scatter_add_(1, targets, torch.ones_like(targets, dtype=shares.dtype))
+        slope[start : start + _ROWS] = shares
+    return slope
 
 
 class _Recorder:

@@ -91,7 +91,7 @@ def needs(shapes: Shapes, recipe: FitRecipe, bytes_per_number: int) -> Needs:
     activations = kept + shapes.layers * shapes.hidden * longest * bytes_per_number
     if not recipe.gradient_checkpointing:
         activations = shapes.layers * kept
-    logits = 3 * 4 * longest * shapes.vocabulary
+    logits = 2 * bytes_per_number * longest * shapes.vocabulary  # and their gradient
     queries = sum(min(length, recipe.rows) for length in lengths)
     cells = recipe.num_groups * recipe.num_bands + 1
     layer = 2 * each + 2 * 4 * shapes.kv_heads * queries * cells

@@ -56,7 +56,9 @@ class FitRecipe:
         "Tokens per window; may be repeated. The longest should be the length to be served. [default: 2048]"
     )
     windows: list[int] = _several("Windows to fit to, of each length. [default: 24]")
-    dial_windows: int = _option("Further windows, of the longest length, on which the dial is measured.", 3)
+    dial_windows: list[int] = _several(
+        "Further windows of each length, on which the dial is measured. [default: a third as many]"
+    )
     rows: int = _option("Queries of a window that are looked at, spread over it.", 1024)
     steps: int = _option("Steps in which a layer's queries learn which cells to read.", 500)
     pairs: float = _option("Share of pairs that the adapter attends to until the dial is turned.", 0.25)
@@ -70,25 +72,27 @@ class FitRecipe:
     overwrite: bool = _option("Replace an adapter that is in output_dir.", False)
 
     def __post_init__(self) -> None:
-        for name in ("train_file", "seq_len", "windows"):
+        for name in ("train_file", "seq_len", "windows", "dial_windows"):
             value = getattr(self, name)
             setattr(self, name, list(value) if isinstance(value, list | tuple) else [value])
         self.seq_len = self.seq_len or [2048]
         self.windows = self.windows or [24]
+        self.dial_windows = self.dial_windows or [max(1, count // 3) for count in self.windows]
         self.validate()
 
     def validate(self) -> None:
         """Raise `ValueError` for the first value that is out of range."""
-        for name in ("dial_windows", "rows", "steps"):
+        for name in ("rows", "steps"):
             check_integer(name, getattr(self, name), 1)
-        for name in ("seq_len", "windows"):
+        for name in ("seq_len", "windows", "dial_windows"):
             for value in getattr(self, name):
                 check_integer(name, value, 1)
-        if len(self.windows) != len(self.seq_len):
-            raise ValueError(
-                f"seq_len names {len(self.seq_len)} lengths and windows {len(self.windows)} numbers of windows: "
-                "give a number for each length."
-            )
+        for name in ("windows", "dial_windows"):
+            if len(getattr(self, name)) != len(self.seq_len):
+                raise ValueError(
+                    f"seq_len names {len(self.seq_len)} lengths and {name} {len(getattr(self, name))} numbers of "
+                    "windows: give a number for each length."
+                )
         if isinstance(self.pairs, bool) or not isinstance(self.pairs, int | float) or not 0 < self.pairs <= 1:
             raise ValueError(f"pairs is a share of all pairs, above 0 and at most 1; got {self.pairs!r}.")
         shortest = 2 * (self.local_window + self.sink_tokens)
@@ -104,8 +108,8 @@ class FitRecipe:
     @property
     def lengths(self) -> list[int]:
         """Of all windows: those to fit to, then those to measure the dial on."""
-        fit_on = [length for length, count in zip(self.seq_len, self.windows, strict=True) for _ in range(count)]
-        return fit_on + [max(self.seq_len)] * self.dial_windows
+        counts = (*self.windows, *self.dial_windows)
+        return [length for length, count in zip(2 * self.seq_len, counts, strict=True) for _ in range(count)]
 
     def focus_config(self, **values: Any) -> FocusConfig:
         """The adapter's configuration."""

@@ -288,7 +288,7 @@ def _fit_layers(
     seen = progress.add_task("running windows of text", total=len(passes) * len(windows))
     done = progress.add_task("fitting layers", total=len(targets))
     numbers = list(range(len(windows)))
-    fit_on, measure_on = numbers[: -recipe.dial_windows], numbers[-recipe.dial_windows :]
+    fit_on, measure_on = numbers[: sum(recipe.windows)], numbers[sum(recipe.windows) :]
     for layers in passes:
         with tempfile.TemporaryDirectory(prefix="focus-fit-", dir=recipe.scratch_dir) as scratch:
             folder = Path(scratch)
@@ -320,12 +320,16 @@ def _facts(recipe: FitRecipe, texts: Sequence[Texts], seconds: float) -> dict[st
     files = {"data": ", ".join(text.name for text in texts), "data revision": texts[0].revision}
     if recipe.train_file:
         files["data revision"] = hash_of(recipe.train_file)
-    lengths = zip(recipe.windows, recipe.seq_len, strict=True)
+
+    def told(counts: Sequence[int]) -> str:
+        pairs = zip(counts, recipe.seq_len, strict=True)
+        return " and ".join(f"{count} of {length:,} tokens" for count, length in pairs)
+
     return {
         **files,
         "method": "fitted to the base model's attention, head by head",
-        "windows": " and ".join(f"{count} of {length:,} tokens" for count, length in lengths),
-        "windows for the dial": f"{recipe.dial_windows} of {max(recipe.seq_len):,} tokens",
+        "windows": told(recipe.windows),
+        "windows for the dial": told(recipe.dial_windows),
         "seed": recipe.seed,
         "seconds": round(seconds),
         "recipe": {k: v for k, v in asdict(recipe).items() if k in _DECIDE},

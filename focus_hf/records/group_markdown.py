@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..escape import escape
 from .group_facts import NAMELESS, LayerFacts
 
-if TYPE_CHECKING:
-    from .group_report import GroupReport
+#: A `GroupReport`, which knows this module.
+GroupReport = Any
 
 #: Heads that are told one by one, and groups of each.
 HEADS, GROUPS = 10, 3

@@ -1,6 +1,6 @@
 """Random calls of the Triton kernels of decoding and prompts, compared with the definition in float64.
 
-Run apart, interpreted: see `triton_apart`. What is not to be read is NaN.
+Run apart, interpreted (see `triton_apart`), or on a GPU (tests/gpu). What is not to be read is NaN.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ from focus_hf.attention.definition import Pattern, WhoAttends, attended_pairs
 from focus_hf.attention.kernels import triton_prompt, triton_select, triton_sizes
 from focus_hf.attention.kernels.triton_gather import sparse_decode
 from focus_hf.attention.kernels.triton_prompt import PromptTokens, sparse_prompt
+
+#: Where kernels run; what is compared with stays on the CPU.
+DEVICE = "cpu"
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 LAYOUTS = ("plain", "padding", "static", "blocks")
@@ -72,6 +75,11 @@ def small_steps() -> None:
     triton_prompt.STEP, triton_prompt.SEGMENT = 16, 32
 
 
+def put(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """To where kernels run, strides as they are."""
+    return tuple(x.to(DEVICE) for x in tensors)
+
+
 class Call:
     """Tensors of a random call.
 
@@ -101,7 +109,7 @@ class Call:
             "local_window": case["window"],
             "sink_tokens": case["sinks"],
             "dense_below": case["dense_below"],
-            "sink_logits": self.sink_logits,
+            "sink_logits": None if self.sink_logits is None else self.sink_logits.to(DEVICE),
         }
 
     def blocks(self, size: int = 4) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -135,6 +143,7 @@ class Call:
     def compare(self, output: Tensor, lse: Tensor | None = None) -> None:
         """With what is expected: float32 to 1e-5; others to twice the error of dense attention, which has no sinks."""
         expected, expected_lse, dense = self.expected()
+        output, lse = output.cpu(), None if lse is None else lse.cpu()
         asks = (self.positions[:, -self.queries :] >= 0)[:, None].expand(output.shape[:3])
         assert output.dtype == self.query.dtype and not output[~asks].any()
         error = (output.double() - expected)[asks].abs()
@@ -162,24 +171,25 @@ def decode(new: int, **case: Any) -> None:
     elif case["layout"] == "blocks":
         key, value, groups, table = call.blocks()
         extra = {"block_table": table}
-    asked = call.positions[:, -new:]
-    call.compare(sparse_decode(call.query, key, value, groups, call.reads, asked, **call.kept, **extra))
+    tensors = put(call.query, key, value, groups, call.reads, call.positions[:, -new:])
+    call.compare(sparse_decode(*tensors, **call.kept, **{name: x.to(DEVICE) for name, x in extra.items()}))
 
 
 def prompt(new: int, **case: Any) -> None:
     """Prompts, or their later chunks: rows, rows with padding, or sequences in blocks whose queries are in one row."""
     new = min(new, case["length"])
     call = Call(new, **case)
-    tensors = call.query, call.key, call.value, call.key_groups, call.reads
+    tensors = put(call.query, call.key, call.value, call.key_groups, call.reads)
     if case["layout"] == "padding":
-        tokens = PromptTokens.from_positions(call.positions, new)
+        tokens = PromptTokens.from_positions(call.positions.to(DEVICE), new)
         call.compare(*sparse_prompt(*tensors, **call.kept, tokens=tokens))
     elif case["layout"] == "blocks":
         key, value, groups, table = call.blocks()
         batch, starts = case["batch"], torch.arange(case["batch"] + 1) * new
-        tokens = PromptTokens.from_blocks(table, 4, torch.full((batch,), case["length"]), starts, new)
+        tokens = PromptTokens.from_blocks(*put(table), 4, *put(torch.full((batch,), case["length"]), starts), new)
         query, reads = (x.transpose(0, 1).flatten(1, 2)[None] for x in (call.query, call.reads))
-        output, lse = sparse_prompt(query, key, value, groups, reads, **call.kept, tokens=tokens, block_size=4)
+        tensors = put(query, key, value, groups, reads)
+        output, lse = sparse_prompt(*tensors, **call.kept, tokens=tokens, block_size=4)
         call.compare(*(x[0].unflatten(1, (batch, new)).transpose(0, 1) for x in (output, lse)))
     else:
         call.compare(*sparse_prompt(*tensors, **call.kept))

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from focus_hf.adapter import focus_layers, routing_mode, set_routing
-from focus_hf.attention import Pattern, count_pairs
+from focus_hf.attention import Pattern
 from focus_hf.evaluate import (
     EvaluationPlan,
     Mode,
@@ -27,7 +27,7 @@ from focus_hf.evaluate import (
     quality_table,
     token_losses,
 )
-from tests.families import base_model, focus_model, logits, token_ids
+from tests.families import base_model, focus_model, logits, pairs_of, token_ids
 
 
 def test_perplexity_is_what_cross_entropy_says():
@@ -52,7 +52,7 @@ def test_quality_table_measures_each_mode_and_leaves_the_model_as_it_was(tmp_pat
     assert everything.perplexity == pytest.approx(dense.perplexity, rel=1e-4) and everything.pairs == 1.0
     assert local.pairs < hard.pairs < 1.0
     nobody = torch.zeros(1, 40, 4, dtype=torch.bool)
-    attended, possible = count_pairs(Pattern(8, 2), nobody)
+    attended, possible = pairs_of(Pattern(8, 2), nobody)
     assert local.pairs == pytest.approx(attended / possible)
     with routing_mode(model, "local"):
         assert perplexity(model, windows) == pytest.approx(local.perplexity)
@@ -180,7 +180,7 @@ def test_pairs_count_the_dense_start():
     logits(model, windows)
     for layer in focus_layers(model):
         layer.observer = None
-    pairs = [count_pairs(Pattern(8, 2, 20), memberships) for memberships in seen]
+    pairs = [pairs_of(Pattern(8, 2, 20), memberships) for memberships in seen]
     expected = sum(attended for attended, _ in pairs) / sum(possible for _, possible in pairs)
     assert attended_share(model, windows) == pytest.approx(expected)
 

@@ -197,7 +197,7 @@ def test_heads_without_tokens_have_words(visit):
     token(page, 3).click()
     settled(page)
     assert "has no tokens of this head" in page.locator("#panel").inner_text()
-    assert page.locator(".words-only").count() > 0
+    assert page.locator(".words-only").count() > 0 and "in words only" in page.locator("#scale").inner_text()
 
 
 def test_everything_works_from_the_keyboard(visit):

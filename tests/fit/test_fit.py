@@ -206,13 +206,14 @@ def test_an_interrupted_fit_keeps_its_layers(tiny, tmp_path, monkeypatch):
 
 
 def test_windows_of_several_lengths(tiny, tmp_path):
-    result = fit(recipe(tiny, tmp_path / "a", seq_len=[128, 256], windows=[3, 2]))
+    result = fit(recipe(tiny, tmp_path / "a", seq_len=[128, 256], windows=[3, 2], dial_windows=[2, 1]))
     assert list(result.dial) == [256]
     facts = load_results(result.folder).training
     assert facts["windows"] == "3 of 128 tokens and 2 of 256 tokens"
+    assert facts["windows for the dial"] == "2 of 128 tokens and 1 of 256 tokens"
     assert facts["data"] == "train.txt" and facts["data revision"].startswith("sha256:")
-    with pytest.raises(ValueError, match="seq_len names 2 lengths and windows 1 numbers of windows"):
-        recipe(tiny, tmp_path / "a", seq_len=[128, 256])
+    with pytest.raises(ValueError, match="seq_len names 2 lengths and dial_windows 1 numbers of windows"):
+        recipe(tiny, tmp_path / "a", seq_len=[128, 256], windows=[3, 2])
 
 
 @pytest.mark.parametrize(

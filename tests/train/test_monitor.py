@@ -10,9 +10,9 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from focus_hf import FocusConfig
 from focus_hf.adapter import focus_layers, routing_mode
-from focus_hf.attention import Pattern, count_pairs
+from focus_hf.attention import Pattern
 from focus_hf.train import RoutingMonitor, RoutingSchedule, TrainingDiverged, WindowDataset
-from tests.families import focus_model, token_ids
+from tests.families import focus_model, pairs_of, token_ids
 
 
 class Reporter(TrainerCallback):
@@ -78,7 +78,7 @@ def test_the_figures_are_those_of_the_model(tmp_path):
 
     def look(layer, scores, memberships):
         shares = memberships.flatten(0, 1).float().mean(dim=0)
-        attended, possible = count_pairs(Pattern(8, 2), memberships[order[:1]])
+        attended, possible = pairs_of(Pattern(8, 2), memberships[order[:1]])
         seen[layer.name] = (shares.max().item(), attended / possible)
 
     order = torch.arange(4)

@@ -109,7 +109,8 @@ def _gather(states: Sequence[Tensor], head: Tensor, column: Tensor) -> list[Tens
     Nothing is copied besides, whatever lies between heads (unused room in a static cache) or tokens.
     """
     found: list[Tensor] = []
-    strides, place = None, column
+    strides: tuple[int, int] | None = None
+    place = column
     for one in states:
         batch, heads, length, width = one.shape
         of_sequence, of_head, of_token, of_number = one.stride()

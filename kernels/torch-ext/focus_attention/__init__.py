@@ -1,4 +1,4 @@
-"""Sparse attention by groups of keys and tables of queries: decoding over any cache, prompts, and the routing of both."""
+"""Sparse attention by groups of keys and tables of queries: decoding over any cache, prompts, routing."""
 
 from .triton_gather import sparse_decode
 from .triton_prompt import PromptTokens, sparse_prompt
