@@ -83,7 +83,7 @@ class FocusMetadata:
 class FocusMetadataBuilder(AttentionMetadataBuilder[FocusMetadata]):
     """Makes a step's metadata, once for all layers; nothing that comes later waits for the device."""
 
-    reorder_batch_threshold = 1  # requests with one new token first
+    reorder_batch_threshold: int | None = 1  # requests with one new token first
 
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)

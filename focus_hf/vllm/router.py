@@ -140,9 +140,9 @@ class CellsRouter(LayerRouter):
         self.cell_bias, self.offset = router.cell_bias[:, None], router.offset[:, None, None]
 
     def groups(self, hidden_states: Tensor | None, key: Tensor, step: Step) -> Tensor:
-        keys = key.float()
-        if self.rotary is not None:
-            angles = step.once(("angles", id(self.rotary.table)), lambda: self.rotary.angles(step.positions))
+        keys, rotary = key.float(), self.rotary
+        if rotary is not None:
+            angles = step.once(("angles", id(rotary.table)), lambda: rotary.angles(step.positions))
             keys = (keys[:, :, None] * angles[:, None]).flatten(2)
         scores = torch.baddbmm(self.balance, keys.transpose(0, 1), self.by_key)
         return scores.argmax(dim=-1).T.to(self.dtype)
