@@ -27,15 +27,20 @@ async function paint() {
 // What to do first, with a token at which there is much to see.
 function hint(head, reads) {
   if (!reads) return [make("p", "", "This head has less to show than others: the page has no room for its tokens.")];
+  const rests = new Set(head.rests);
   const coloured = new Set(head.groups.map(({ group }) => group));
   const worth = (token) =>
-    reads.targets(token).reduce((sum, target) => sum + (coloured.has(reads.group(target.token)) ? target.weight : 0), 0);
+    reads.targets(token).reduce((sum, target) => sum + (coloured.has(reads.group(target.token)) && !rests.has(target.token) ? target.weight : 0), 0);
   let [best, most] = [null, 0];
   for (let token = 0; token < TOKENS; token++) {
     const value = page.tokens[token].trim() === "" ? 0 : worth(token);
     if (value > most) [best, most] = [token, value];
   }
   const facts = make("p", "", `${percent(head.far)} of this head's attention goes further back than ${number(page.window)} tokens. It attends to ${percent(head.pairs)} of all pairs.`);
+  if (head.rests.length) {
+    const few = head.rests.slice(0, 3).map((token) => `“${shown(token)}” (token ${number(token + 1)})`);
+    facts.append(` It rests on `, make("bdi", "", few.join(", ")), `, which it reads whoever asks; words and groups leave that out.`);
+  }
   if (best === null) return [facts];
   const start = button("start", () => show(best), "For example ", make("bdi", "", `“${shown(best)}”`), make("span", "muted", `, token ${number(best + 1)}`));
   return [facts, make("p", "", "Click a token to see what it reads. "), start];

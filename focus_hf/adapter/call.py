@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,9 +17,6 @@ from torch import Tensor
 from ..attention import Pattern
 from .layer import FocusLayer
 from .remembered import Memory
-
-if TYPE_CHECKING:
-    from .engines.continuous import PagedCall
 
 
 @dataclass(frozen=True)
@@ -74,7 +71,7 @@ class Call:
     untouched: bool = False
     groups: Tensor | None = None
     complete: bool = False
-    paged: PagedCall | None = None
+    paged: Any = None
 
 
 _CURRENT: ContextVar[dict[int, Call] | None] = ContextVar("focus_call", default=None)

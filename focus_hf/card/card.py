@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import yaml
 from huggingface_hub import ModelCard, constants
@@ -20,6 +21,9 @@ from .read import own_words, read_metadata, text_of
 from .sections import CardText
 from .summary import layers, rivals, summarise
 from .template import INSTALL, TEMPLATE, render
+
+#: A base model is looked for on the public Hub, and not on one that runs on the machine on which a card is made.
+_PUBLIC, _THIS_MACHINE = "https://huggingface.co", ("127.0.0.1", "localhost", "::1")
 
 
 class FocusModelCard(ModelCard):
@@ -87,7 +91,8 @@ class FocusModelCard(ModelCard):
         text = render(
             template,
             install=INSTALL,
-            hub=(endpoint or constants.ENDPOINT).rstrip("/"),
+            hub=(hub := (endpoint or constants.ENDPOINT).rstrip("/")),
+            base_hub=_PUBLIC if (urlsplit(hub).hostname or "") in _THIS_MACHINE else hub,
             repo_id=repo_id,
             base=name,
             config=config,

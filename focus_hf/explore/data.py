@@ -32,8 +32,8 @@ class Head:
         lost: float32 ``(T,)``, share of dense attention on tokens that are not read.
         distance: int32 ``(T, TARGETS)``, how far back the far tokens with most weight are, read or dense; 0 for none.
         weight, dense: float32 ``(T, TARGETS)``, their weights; ``weight`` is 0 where they are not read.
-        by_cell: float64 ``(K, bands)``, far attention by group and distance, summed over tokens.
-        places: float64 ``(K, bands)``, pairs that there are.
+        received: float64 ``(T, bands)``, far attention that each token gets, by distance, summed over those who read.
+        places: float64 ``(T, bands)``, how many tokens have it at that distance.
         reach: mean distance of its attention in tokens, sinks left out.
         pairs: pairs attended over pairs possible.
     """
@@ -47,7 +47,7 @@ class Head:
     distance: np.ndarray
     weight: np.ndarray
     dense: np.ndarray
-    by_cell: np.ndarray
+    received: np.ndarray
     places: np.ndarray
     reach: float = 0.0
     pairs: float = 0.0
@@ -64,15 +64,15 @@ class Head:
 
     @classmethod
     def empty(
-        cls, name: str, layer: int, head: int | None, *, tokens: int, groups: int, bands: int, targets: int = TARGETS
+        cls, name: str, layer: int, head: int | None, *, tokens: int, bands: int, targets: int = TARGETS
     ) -> Head:
         """All zero, to be filled window by window."""
         far, lost = (np.zeros(tokens, dtype=np.float32) for _ in range(2))
         weight, dense = (np.zeros((tokens, targets), dtype=np.float32) for _ in range(2))
-        by_cell, places = (np.zeros((groups, bands)) for _ in range(2))
+        received, places = (np.zeros((tokens, bands)) for _ in range(2))
         distance = np.zeros((tokens, targets), dtype=np.int32)
         own = np.zeros(tokens, dtype=np.uint8)
-        return cls(name, layer, head, own, far, lost, distance, weight, dense, by_cell, places)
+        return cls(name, layer, head, own, far, lost, distance, weight, dense, received, places)
 
 
 @dataclass

@@ -96,6 +96,7 @@ def _json(data: ExplorerData, words: list[HeadWords], order: list[int], packed: 
                 "head": head.head,
                 "words": said.sentence,
                 "far": round(said.far, 4),
+                "rests": said.rests,
                 "reach": round(head.reach, 1),
                 "pairs": round(head.pairs, 4),
                 "groups": [

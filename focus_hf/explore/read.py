@@ -132,7 +132,7 @@ class _Reading:
             if router.name not in self.heads:
                 name = router.name if head is None else router.name.rpartition(".")[0]
                 name = name.removeprefix("base_model.model.")  # PEFT's, so that names agree however a model was made
-                size = {"tokens": self.tokens, "groups": memberships.shape[-1], "bands": self.pattern.num_bands}
+                size = {"tokens": self.tokens, "bands": self.pattern.num_bands}
                 self.heads[router.name] = Head.empty(name, router.layer_idx, head, **size)
                 self.sums[router.name] = np.zeros(4)
             best = final_scores(router, scores[0]).argmax(dim=-1)
@@ -166,9 +166,9 @@ class _Reading:
         kept = ((stretch.distance, head.distance), (weights.read, head.weight), (weights.dense, head.dense))
         for of, target in kept:
             target[rows, : found.shape[1]] = (of.gather(-1, strongest.indices) * found).cpu()
-        groups = head.groups[begin : begin + stretch.stop]
-        for of, total in ((weights.read, head.by_cell), (weights.possible.float(), head.places)):
-            np.add.at(total, groups, torch.einsum("qs,bqs->sb", of, stretch.bands).double().cpu().numpy())
+        for of, total in ((weights.read, head.received), (weights.possible.float(), head.places)):
+            per_token = torch.einsum("qs,bqs->sb", of, stretch.bands)
+            total[begin : begin + stretch.stop] += per_token.double().cpu().numpy()
         seen = weights.read * stretch.no_sink
         sums = (weights.pairs.sum(), weights.possible.sum(), (seen * stretch.distance).sum(), seen.sum())
         self.sums[name] += [float(value) for value in sums]

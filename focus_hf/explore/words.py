@@ -17,6 +17,10 @@ SHOWN = 8
 #: A head that pays less of its attention to far tokens is said to stay near.
 LEAST_FAR = 0.02
 
+#: A token that gets this share of the attention of those who have it far away, whoever they are, is where the head
+#: rests: like a sink it says nothing about what is looked for, and is left out of words and groups.
+RESTS = 0.05
+
 #: Share of the far attention that the distances told of a head must hold.
 MOST = 2 / 3
 
@@ -49,13 +53,15 @@ class HeadWords:
     Args:
         sentence: what it does.
         far: share of its attention that is far, mean over tokens that have far tokens before them.
-        interest: how much there is to see: `far`, times the Kullback-Leibler divergence (nats) of its far attention by
-            group from the groups' sizes.
+        rests: tokens where it rests, see `RESTS`.
+        interest: how much there is to see: the share that is far and no rest, times the Kullback-Leibler divergence
+            (nats) of it by group from the groups' sizes.
         groups: those that matter, the one that adds most to the divergence first.
     """
 
     sentence: str
     far: float
+    rests: list[int]
     interest: float
     groups: list[GroupWords]
 
@@ -80,7 +86,10 @@ def head_words(head: Head, positions: np.ndarray, names: GroupNames, pattern: Pa
     """
     has_far = positions > pattern.local_window + pattern.sink_tokens
     far = float(head.far[has_far].mean()) if has_far.any() else 0.0
-    weight, places = _shares(head.by_cell.sum(axis=1)), _shares(head.places.sum(axis=1))
+    mean = head.received.sum(axis=1) / np.maximum(head.places.sum(axis=1), 1)
+    sought = np.where(mean < RESTS, far * _shares(head.received.sum(axis=1)), 0.0).sum()
+    cells = by_cell(head, head.received * (mean < RESTS)[:, None])
+    weight, places = _shares(cells.sum(axis=1)), _shares(by_cell(head, head.places).sum(axis=1))
     with np.errstate(divide="ignore", invalid="ignore"):
         excess = np.where(weight > 0, weight * np.log(weight / places), 0.0)
     order = [int(group) for group in np.argsort(-excess, kind="stable")[:SHOWN] if excess[group] > 0]
@@ -93,29 +102,46 @@ def head_words(head: Head, positions: np.ndarray, names: GroupNames, pattern: Pa
             tokens=tokens,
             size=float(sizes[group]),
             weight=float(weight[group]),
-            distance=told_distance([group], head, pattern),
+            distance=told_distance([group], cells, pattern),
         )
         for group, name, tokens in zip(order, names.names(head, order, typical), typical, strict=True)
     ]
-    return HeadWords(_sentence(head, far, order, groups, excess, pattern), far, far * float(excess.sum()), groups)
+    sentence = _sentence(far, float(sought), cells, order, groups, excess, pattern)
+    rests = [int(token) for token in np.flatnonzero(mean >= RESTS)]
+    return HeadWords(sentence, far, rests, float(sought * excess.sum()), groups)
+
+
+def by_cell(head: Head, of_tokens: np.ndarray) -> np.ndarray:
+    """Sums over the tokens of each group: ``(K, bands)`` from ``(T, bands)``."""
+    cells = np.zeros((int(head.groups.max(initial=0)) + 1, of_tokens.shape[1]))
+    np.add.at(cells, head.groups, of_tokens)
+    return cells
 
 
 def _sentence(
-    head: Head, far: float, order: list[int], groups: list[GroupWords], excess: np.ndarray, pattern: Pattern
+    far: float,
+    sought: float,
+    cells: np.ndarray,
+    order: list[int],
+    groups: list[GroupWords],
+    excess: np.ndarray,
+    pattern: Pattern,
 ) -> str:
+    where = f"the last {pattern.local_window:,} tokens" + (" and the first ones" if pattern.sink_tokens else "")
     if far < LEAST_FAR:
-        where = f"the last {pattern.local_window:,} tokens" + (" and the first ones" if pattern.sink_tokens else "")
         return f"stays near: {100 * (1 - far):.1f} % of its attention is on {where}"
+    if sought < LEAST_FAR:
+        return f"rests: what it does not pay to {where} goes to a few tokens, whoever asks"
     if not order:
-        return f"looks back, {told_distance(range(len(excess)), head, pattern)}, at no group more than at others"
+        return f"looks back, {told_distance(range(len(cells)), cells, pattern)}, at no group more than at others"
     chosen = [group for group in order[:2] if excess[group] >= excess[order[0]] / 2]
     names = dict.fromkeys(said.name for said in groups[: len(chosen)])
-    return f"looks back for {' and '.join(names)}, {told_distance(chosen, head, pattern)}"
+    return f"looks back for {' and '.join(names)}, {told_distance(chosen, cells, pattern)}"
 
 
-def told_distance(groups: Sequence[int], head: Head, pattern: Pattern) -> str:
+def told_distance(groups: Sequence[int], cells: np.ndarray, pattern: Pattern) -> str:
     """The shortest run of bands that holds most of the attention to some groups, as people say it."""
-    by_band = _shares(head.by_cell[list(groups)].sum(axis=0))
+    by_band = _shares(cells[list(groups)].sum(axis=0))
     bands = range(len(by_band))
     runs = [(last - first, first, last) for first in bands for last in bands if first <= last]
     _, first, last = min(run for run in runs if by_band[run[1] : run[2] + 1].sum() >= min(MOST, by_band.sum()))

@@ -33,6 +33,7 @@ def run_groups(
     texts: Sequence[str] = (),
     treebanks: Sequence[str] = (),
     window: int = 1024,
+    heads: int | None = None,
     seed: int = 0,
     json_out: str | None = None,
     markdown: str | None = None,
@@ -49,6 +50,7 @@ def run_groups(
         texts: text files.
         treebanks: ``.conllu`` files; texts are then read besides them.
         window: tokens read at a time.
+        heads: at most so many are described, see `group_report`.
         seed: of examples and random groups.
         json_out, markdown: file, or ``"-"`` for standard output, where then nothing else goes.
         plots: folder for pictures.
@@ -87,6 +89,7 @@ def run_groups(
         name=name,
         revision=revision_of_text,
         window=window,
+        heads=heads,
         seed=seed,
         tick=lambda tokens: progress.advance(bar, tokens),
     )

@@ -36,6 +36,7 @@ def group_report(
     name: str = "",
     revision: str = "",
     window: int = 1024,
+    heads: int | None = None,
     seed: int = 0,
     tick: Callable[[int], None] = lambda tokens: None,
 ) -> GroupReport:
@@ -48,6 +49,7 @@ def group_report(
         texts: read besides a treebank: its documents are often too short to show what is read far away.
         name, revision: of the text, for the report.
         window: tokens read at a time, as many as the model has positions at most.
+        heads: at most so many are described and left out one by one, `MOST_HEADS` by default.
         seed: of examples and random groups.
         tick: called with the tokens of every window read.
 
@@ -75,7 +77,7 @@ def group_report(
     reading = what_is_read(model, longest)
     by_far = sorted(reading, key=lambda one: -reading[one].overall)
     by_head = focus_layers(model)[0].routing_config.by_cells
-    chosen = set(by_far[:MOST_HEADS]) if by_head and by_far else None
+    chosen = set(by_far[: heads or MOST_HEADS]) if by_head and by_far else None
     lost = loss_without(model, [one for one in reading if chosen is None or one in chosen], longest[:ABLATED], tick)
     found = collect(model, windows, categories=None if gold is None else gold.sizes, only=chosen, tick=tick)
     words = Words(tokenizer, found)

@@ -42,6 +42,11 @@ def meeting(num_groups: int, top_k: int, device: torch.device) -> Tensor:
     return _meeting(num_groups, top_k).to(device)
 
 
+def ranks(num_groups: int, top_k: int, device: torch.device) -> Tensor:
+    """A set's number is the sum over its groups, in ascending order, of what is here: int64 ``(K, top_k)``."""
+    return _ranks(num_groups, top_k)[:, 1:].to(device)
+
+
 @functools.cache
 def _ranks(num_groups: int, top_k: int) -> Tensor:
     table = [[math.comb(group, place) if place else 0 for place in range(top_k + 1)] for group in range(num_groups)]

@@ -88,7 +88,8 @@ def _check_text(folder: Path) -> Iterator[Claim]:
     title = re.search(r"^# (.+)$", ours, re.MULTILINE)
     repo_id = html.unescape(title.group(1)).strip() if title else ""
     base = str(card.metadata.get("base_model") or "")
-    link = re.search(rf"\]\((https?://[^\s()]+)/{re.escape(base)}\)", ours)  # to the Hub that the card was made for
+    link = re.search(r"\]\((https?://[^\s()]+)/spaces/", ours)  # to the Hub that the card was made for
+    link = link or re.search(rf"\]\((https?://[^\s()]+)/{re.escape(base)}\)", ours)
     try:
         made = FocusModelCard.from_adapter(
             folder, repo_id=repo_id, base_model=base, endpoint=link[1] if link else None

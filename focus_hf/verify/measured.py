@@ -125,7 +125,8 @@ def check_groups(
         missing = (name, revision) if source is None else (besides.get("name"), str(besides.get("revision")))
         yield unchecked(f"groups on {name}", f"{len(report.layers)} layers", _where({"files": missing[0]}, missing[1]))
         return
-    here = group_report(model, tokenizer, source, texts=texts, window=int(report.text["window"]), seed=report.seed)
+    window, heads = int(report.text["window"]), len(report.layers)
+    here = group_report(model, tokenizer, source, texts=texts, window=window, heads=heads, seed=report.seed)
     yield same("setting of the adapter when its groups were read", report.setting, here.setting)
     for what in ("routed_layers", "attention_layers"):
         yield same(what.replace("_", " "), getattr(report, what), getattr(here, what))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from inspect import signature
 from typing import Any
 
@@ -17,7 +20,8 @@ from ..adapter.layer import OF_CELLS
 from ..routing.cells import CellRouter
 from .adapter import ServedAdapter
 from .backend import FocusBackend, FocusImpl
-from .router import CellsRouter, LayerRouter, SharedRouter, part_of
+from .router import CellsRouter, LayerRouter, Rotary, SharedRouter, bytes_of_groups, part_of
+from .slots import padded_page
 
 
 def attach(model: nn.Module, vllm_config: Any, adapter: ServedAdapter) -> None:
@@ -48,22 +52,33 @@ def attach(model: nn.Module, vllm_config: Any, adapter: ServedAdapter) -> None:
             if number in tensors:
                 device = next(module.parameters()).device
                 own = {kind: tensor.to(device) for kind, tensor in tensors[number].items()}
-                impl.router = _router(adapter.config, own, module, layer.num_kv_heads, part)
+                impl.router = _router(adapter.config, own, module, layer, part)
             layer.impl, layer.attn_backend, layer.backend = impl, FocusBackend, AttentionBackendEnum.CUSTOM
             if impl.router.needs_hidden:
                 module.register_forward_pre_hook(_Hidden(impl, module), with_kwargs=True)
+            # Layers that are not routed have the same pages, for all layers must.
+            groups = bytes_of_groups(adapter.config, layer.num_kv_heads)
+            layer.get_kv_cache_spec = partial(_with_groups, layer.get_kv_cache_spec, groups)
     if here:
         raise ValueError(f"Focus found no attention module around {next(iter(here.values())).layer_name}.")
 
 
+def _with_groups(make: Callable[[Any], Any], group_bytes: int, vllm_config: Any) -> Any:
+    """vLLM's plan of a layer's cache, with room for groups in each page."""
+    spec = make(vllm_config)
+    return replace(spec, page_size_padded=padded_page(spec.page_size_bytes, spec.block_size, group_bytes))
+
+
 def _router(
-    config: FocusConfig, tensors: dict[str, Tensor], module: Any, heads: int, part: tuple[int, int]
+    config: FocusConfig, tensors: dict[str, Tensor], module: Any, layer: Any, part: tuple[int, int]
 ) -> LayerRouter:
-    """What routes a layer."""
+    """What routes a layer of an attention module."""
     if not config.by_cells:
         return SharedRouter(config, tensors)
     router = CellRouter(**{field: tensors[kind].float() for field, kind in OF_CELLS.items()})
-    return CellsRouter(config, part_of(router, heads, part), getattr(module, "rotary_emb", None))
+    rotary = getattr(module, "rotary_emb", None)
+    turn = None if rotary is None else Rotary.of(rotary, layer.head_size)
+    return CellsRouter(config, part_of(router, layer.num_kv_heads, part), turn)
 
 
 def _not_routed(module: nn.Module, layer: Any) -> str | None:

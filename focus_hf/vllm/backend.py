@@ -1,6 +1,7 @@
 """vLLM's attention backend: keys and values in vLLM's pages, attended to as an adapter's groups say.
 
-Plain torch on the tensors' device, and the paths of `focus_hf.attention`, for prompts and for single tokens.
+Prompts, and everything where Triton or a CUDA device is missing, take the paths of `focus_hf.attention` over keys that
+are gathered; single tokens take a kernel that reads the pages in place.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from vllm.v1.kv_cache_layout import KVCacheLayout
 from ..adapter.engines.packed import Packed, attend_requests
 from ..adapter.routers import Routed
 from ..attention import Scores
-from .router import LayerRouter, NoRouter
-from .slots import SlotTable, key_slots, rows_of
+from ..attention.kernels import triton_missing
+from .router import LayerRouter, NoRouter, Step
+from .slots import groups_of, key_slots, tokens_of
 
 
 class FocusBackend(AttentionBackend):
@@ -45,7 +47,20 @@ class FocusBackend(AttentionBackend):
 
     @classmethod
     def supported_kv_cache_layouts(cls) -> tuple[KVCacheLayout, ...]:
-        return (KVCacheLayout.LBNHC,)  # token after token: `rows_of` is a view
+        return (KVCacheLayout.LBNHC,)  # token after token, layer by layer: a page may end with groups
+
+
+@dataclass
+class Singles:
+    """Requests with one new token each, the first tokens of a step, whose keys are read in place.
+
+    Args:
+        block_table: int32 ``(R, blocks)``.
+        positions: integers ``(R, 1)``, of the new tokens.
+    """
+
+    block_table: Tensor
+    positions: Tensor
 
 
 @dataclass
@@ -53,37 +68,52 @@ class FocusMetadata:
     """Of a step: whose tokens are which.
 
     Args:
-        slots: integers ``(T,)``, where the new tokens' keys go.
-        positions: integers ``(T,)``, of the new tokens.
-        packed: whose they are, and where all keys stand.
+        step: the new tokens.
+        block_size: tokens of a block.
+        singles: requests whose keys are read in place, if any.
+        packed: the others: whose their tokens are, and where all their keys stand.
     """
 
-    slots: Tensor
-    positions: Tensor
+    step: Step
+    block_size: int
+    singles: Singles | None
     packed: Packed
 
 
 class FocusMetadataBuilder(AttentionMetadataBuilder[FocusMetadata]):
-    """Makes a step's metadata, once for all layers."""
+    """Makes a step's metadata, once for all layers; nothing that comes later waits for the device."""
+
+    reorder_batch_threshold: int | None = 1  # requests with one new token first
 
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         self.block_size = kv_cache_spec.block_size
+        self.in_place = reads_in_place(device)
 
     def build(
         self, common_prefix_len: int, common_attn_metadata: CommonAttentionMetadata, fast_build: bool = False
     ) -> FocusMetadata:
         common, requests = common_attn_metadata, common_attn_metadata.num_reqs
-        query_edges = common.query_start_loc_cpu[: requests + 1].tolist()
+        edges = common.query_start_loc_cpu[: requests + 1].tolist()
         lengths = common.seq_lens[:requests].tolist()
+        device, table = common.block_table_tensor.device, common.block_table_tensor[:requests]
+        new = [torch.arange(n - (b - a), n) for n, a, b in zip(lengths, edges, edges[1:], strict=False)]
+        positions = torch.cat(new).to(device) if new else torch.zeros(0, dtype=torch.long, device=device)
+        count = 0
+        while self.in_place and count < requests and edges[count + 1] - edges[count] == 1:
+            count += 1
+        singles = Singles(table[:count], positions[:count, None]) if count else None
         key_edges = [0]
-        for length in lengths:
+        for length in lengths[count:]:
             key_edges.append(key_edges[-1] + length)
-        rows = key_slots(common.block_table_tensor[:requests], lengths, self.block_size)
-        new = [torch.arange(n - (b - a), n) for n, a, b in zip(lengths, query_edges, query_edges[1:], strict=False)]
-        positions = torch.cat(new).to(rows.device) if new else rows[:0]
-        slots = common.slot_mapping[: query_edges[-1]]
-        return FocusMetadata(slots, positions, Packed(rows, query_edges, key_edges))
+        packed = Packed(key_slots(table[count:], lengths[count:], self.block_size), edges[count:], key_edges)
+        step = Step(common.slot_mapping[: edges[-1]].long(), positions)
+        return FocusMetadata(step, self.block_size, singles, packed)
+
+
+def reads_in_place(device: torch.device) -> bool:
+    """Whether kernels that read vLLM's pages where they are run on a device."""
+    return device.type == "cuda" and triton_missing() is None
 
 
 class FocusImpl(AttentionImpl[FocusMetadata]):
@@ -94,7 +124,6 @@ class FocusImpl(AttentionImpl[FocusMetadata]):
         self.scale = float(scale)
         self.kv_cache_dtype = "auto"
         self.router: LayerRouter = NoRouter()
-        self.table = SlotTable()
         #: ``(T, d)``, what enters the attention module in the call that comes next, where that is needed.
         self.hidden_states: Tensor | None = None
 
@@ -117,26 +146,67 @@ class FocusImpl(AttentionImpl[FocusMetadata]):
             layer: of vLLM.
             query: ``(T, H, D)``; there may be rows of padding at the end, in all of them.
             key, value: ``(T, H_kv, D)``, of the new tokens.
-            kv_cache: ``(blocks, H_kv, block_size, 2 D)``.
+            kv_cache: ``(blocks, H_kv, block_size, 2 D)``, with room for groups behind each block.
             attn_metadata: of the step; ``None`` where vLLM only measures memory.
             output: ``(T, H, D)``, written to.
         """
         hidden, self.hidden_states = self.hidden_states, None
         if attn_metadata is None:
             return output.zero_()
-        slots, positions, packed = attn_metadata.slots, attn_metadata.positions, attn_metadata.packed
-        count, rows = slots.shape[0], rows_of(kv_cache)
-        rows[slots] = torch.cat([key[:count], value[:count]], dim=-1).to(rows.dtype)
-        hidden = None if hidden is None else hidden[:count]
-        self.table.write(
-            slots, self.router.groups(hidden, rows[slots][..., : self.head_size], positions), rows.shape[0]
-        )
-        stored = rows[..., : self.head_size], rows[..., self.head_size :]
-
-        def route(own: Tensor, keys: Tensor, kept: Tensor, places: Tensor, where: Tensor) -> Routed:
-            return self.router.route(own, self.table.read(places), where)
-
-        new = query[:count].transpose(0, 1)[None]
-        result = attend_requests(packed, new, stored, route, self.router.pattern, Scores(self.scale))
-        output[:count] = result[0].transpose(0, 1)
+        step, router, size = attn_metadata.step, self.router, attn_metadata.block_size
+        count, tokens = step.slots.shape[0], tokens_of(kv_cache)
+        query, key = query[:count], key[:count]
+        block, place = step.once("places", lambda: torch.stack([step.slots // size, step.slots % size])).unbind()
+        tokens[block, place] = torch.cat([key, value[:count]], dim=-1)
+        if router.columns == 0:
+            groups = kv_cache.new_zeros((1, 1, 1), dtype=torch.uint8).expand(*tokens.shape[:2], 1)
+            reads = kv_cache.new_zeros((1, 1, 1, 1), dtype=torch.bool).expand(count, 1, 1, 1)
+        else:
+            groups = groups_of(kv_cache, router.columns, router.dtype)
+            own = router.groups(None if hidden is None else hidden[:count], key, step)
+            groups[block, place] = own
+            reads = router.reads(query, own, step)
+        alone = 0
+        if attn_metadata.singles is not None:
+            alone = attn_metadata.singles.positions.shape[0]
+            output[:alone] = self._in_place(attn_metadata.singles, query[:alone], kv_cache, groups, reads[:alone])
+        if count > alone:
+            output[alone:count] = self._gathered(attn_metadata.packed, query, tokens, groups, reads)[alone:]
         return output
+
+    def _in_place(self, singles: Singles, query: Tensor, kv_cache: Tensor, groups: Tensor, reads: Tensor) -> Tensor:
+        """Attention of single tokens ``(R, H, D)``, their keys read where they are."""
+        from ..attention.kernels.triton_gather import sparse_decode  # needs Triton
+
+        pattern, heads = self.router.pattern, kv_cache.shape[1]
+        found = sparse_decode(
+            query[:, :, None],
+            kv_cache[..., : self.head_size],
+            kv_cache[..., self.head_size :],
+            groups.transpose(1, 2).expand(-1, heads, -1),
+            reads[:, :, None].expand(-1, heads, -1, -1, -1),
+            singles.positions,
+            scale=self.scale,
+            local_window=pattern.local_window,
+            sink_tokens=pattern.sink_tokens,
+            dense_below=pattern.dense_below,
+            block_table=singles.block_table,
+        )
+        return found[:, :, 0]
+
+    def _gathered(self, packed: Packed, query: Tensor, tokens: Tensor, groups: Tensor, reads: Tensor) -> Tensor:
+        """Attention of the packed tokens among ``(T, H, D)``, their keys gathered; what is of others means nothing."""
+        size = tokens.shape[1]
+
+        def stored(rows: Tensor) -> tuple[Tensor, Tensor]:
+            both = tokens[rows // size, rows % size]
+            return both[..., : self.head_size], both[..., self.head_size :]
+
+        def route(requests: tuple[Tensor, Tensor, Tensor], own: Tensor, key: Tensor) -> Routed:
+            new, rows, _ = requests
+            known = groups[rows // size, rows % size].transpose(1, 2)
+            members = self.router.memberships(known[:, 0]) if new.shape[1] > 1 else None
+            return known, reads[new].transpose(1, 2), members
+
+        new = query.transpose(0, 1)[None]
+        return attend_requests(packed, new, stored, route, self.router.pattern, Scores(self.scale))[0].transpose(0, 1)

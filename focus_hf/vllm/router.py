@@ -1,74 +1,124 @@
-"""The groups of new tokens in one attention layer, and what they read."""
+"""The groups of new tokens in one attention layer, and what they read, in few operations.
+
+What is the same in all layers of a step (angles, limits) is made once, by the first layer that asks for it. The
+projections of a router are one matrix here, from a key or query to all scores.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .. import routing
 from ..adapter import FocusConfig
 from ..adapter.dial import thresholds
-from ..adapter.routers import Routed, by_ranking, rank_groups
 from ..attention import Pattern
-from ..routing.cells import CellRouter, cell_reads, key_groups
+from ..routing import sets
+from ..routing.cells import CellRouter, positions_in_bands
+from ..routing.shared import balanced_scores
+
+
+@dataclass(eq=False)
+class Step:
+    """The new tokens of a step, and what layers make of them in common.
+
+    Args:
+        slots: integers ``(T,)``, where the new tokens' keys go.
+        positions: integers ``(T,)``, of the new tokens.
+    """
+
+    slots: Tensor
+    positions: Tensor
+    _made: dict[Hashable, Tensor] = field(default_factory=dict)
+
+    def once(self, what: Hashable, make: Callable[[], Tensor]) -> Tensor:
+        """What ``make`` gives, made by the first layer that asks for it."""
+        found = self._made.get(what)
+        if found is None:
+            found = self._made[what] = make()
+        return found
 
 
 class LayerRouter:
-    """How one layer routes: what stands beside each token's keys, and who attends by it.
+    """How one layer routes: the group that stands beside each token's key, and who attends by it.
 
     Args:
         pattern: window, sinks, dense start, bands.
+        columns: groups of a token: one for each key/value head, or one for all of them; 0 where nobody reads any.
+        dtype: of a group.
         needs_hidden: groups are made of hidden states, not of keys.
     """
 
     pattern: Pattern
+    columns = 0
+    dtype = torch.uint8
     needs_hidden = False
 
-    def groups(self, hidden_states: Tensor | None, key: Tensor, positions: Tensor) -> Tensor:
-        """Of new tokens: integers ``(T, columns)``, what is to be remembered.
+    def groups(self, hidden_states: Tensor | None, key: Tensor, step: Step) -> Tensor:
+        """Of new tokens: integers ``(T, columns)``.
 
         Args:
             hidden_states: ``(T, d)``, what enters the attention module, where that is needed.
             key: ``(T, H_kv, D)``, positions applied.
-            positions: ``(T,)``.
+            step: of these tokens.
         """
         raise NotImplementedError
 
-    def route(self, query: Tensor, known: Tensor, positions: Tensor) -> Routed:
-        """The routing of requests.
+    def reads(self, query: Tensor, groups: Tensor, step: Step) -> Tensor:
+        """What new tokens read: bool ``(T, columns, K, bands)``.
 
         Args:
-            query: ``(R, H, Q, D)``.
-            known: what is remembered of their keys, ``(R, S, columns)``.
-            positions: of the keys, ``(R, S)``; the last are the queries.
+            query: ``(T, H, D)``, positions applied.
+            groups: of these tokens, from `groups`.
+            step: of these tokens.
         """
         raise NotImplementedError
+
+    def memberships(self, groups: Tensor) -> Tensor | None:
+        """In which groups tokens are, where the routing is shared: bool ``(..., K)`` from groups ``(...)``."""
+        return None
 
 
 class SharedRouter(LayerRouter):
-    """One routing for all heads, made of hidden states."""
+    """One routing for all heads, made of hidden states: a token's set of groups has a number."""
 
     needs_hidden = True
+    columns = 1
 
     def __init__(self, config: FocusConfig, tensors: dict[str, Tensor]) -> None:
-        self.config, self.tensors, self.pattern = config, tensors, config.pattern
+        self.config, self.pattern = config, config.pattern
+        self.projection, self.centroids = (tensors[f"focus_{name}"].float() for name in ("proj", "centroids"))
+        self.balance, device = tensors["focus_balance"].float(), tensors["focus_balance"].device
+        self.ranks, self.places = (
+            sets.ranks(config.num_groups, config.top_k, device),
+            torch.arange(config.top_k, device=device),
+        )
+        self.members = sets.members(config.num_groups, config.top_k, device)
+        self.meeting = sets.meeting(config.num_groups, config.top_k, device)[..., None]
+        self.dtype = set_dtype(config)
 
-    def groups(self, hidden_states: Tensor | None, key: Tensor, positions: Tensor) -> Tensor:
+    def groups(self, hidden_states: Tensor | None, key: Tensor, step: Step) -> Tensor:
         assert hidden_states is not None, "the layer's hook has not seen this call"
-        own = self.tensors
         temperature = self.config.temperature
-        scores = routing.group_scores(hidden_states, own["focus_proj"], own["focus_centroids"], temperature)
-        return rank_groups(scores, own["focus_balance"].float())
+        scores = balanced_scores(hidden_states, self.projection, self.centroids, temperature, self.balance)
+        if self.config.top_k == 1:
+            return scores.argmax(dim=-1, keepdim=True).to(self.dtype)
+        best = scores.topk(self.config.top_k).indices.sort(dim=-1).values
+        return self.ranks[best, self.places].sum(dim=-1, keepdim=True).to(self.dtype)
 
-    def route(self, query: Tensor, known: Tensor, positions: Tensor) -> Routed:
-        return by_ranking(known, self.config, query.shape[2], complete=True)
+    def reads(self, query: Tensor, groups: Tensor, step: Step) -> Tensor:
+        return self.meeting[groups.int()]
+
+    def memberships(self, groups: Tensor) -> Tensor:
+        return self.members[groups.int()]
 
 
 class CellsRouter(LayerRouter):
-    """Each key/value head by itself, made of its keys and queries.
+    """Each key/value head by itself, made of its keys and queries; see `focus_hf.routing.cells`.
 
     Args:
         config: of the adapter.
@@ -76,19 +126,41 @@ class CellsRouter(LayerRouter):
         rotary: vLLM's rotary positions of the layer, if it has any.
     """
 
-    def __init__(self, config: FocusConfig, router: CellRouter, rotary: Any) -> None:
-        self.config, self.router, self.pattern = config, router, config.pattern
-        self.rotary = None if rotary is None else Rotary.of(rotary)
+    def __init__(self, config: FocusConfig, router: CellRouter, rotary: Rotary | None) -> None:
+        self.config, self.pattern, self.rotary = config, config.pattern, rotary
+        self.columns = router.centroids.shape[0]
+        self.num_bands = router.num_bands
+        by_key = router.centroids @ router.key_projection  # (H_kv, K, D)
+        self.by_key = (by_key if rotary is None else rotary.of_turned(by_key)).transpose(1, 2).contiguous()
+        self.balance = router.balance[:, None]
+        by_group = router.centroids @ router.query_projection  # (H_kv, K, r D)
+        bands, near = router.band_projection[:, None, :-1], router.band_projection[:, -1:]
+        cells = (by_group[:, :, None] + bands).flatten(1, 2)
+        self.by_query = torch.cat([cells, near], dim=1).transpose(1, 2).contiguous()
+        self.cell_bias, self.offset = router.cell_bias[:, None], router.offset[:, None, None]
 
-    def groups(self, hidden_states: Tensor | None, key: Tensor, positions: Tensor) -> Tensor:
-        plain = key if self.rotary is None else self.rotary.turned_back(key, positions)
-        return key_groups(plain.transpose(0, 1)[None], self.router)[0].T
+    def groups(self, hidden_states: Tensor | None, key: Tensor, step: Step) -> Tensor:
+        keys, rotary = key.float(), self.rotary
+        if rotary is not None:
+            angles = step.once(("angles", id(rotary.table)), lambda: rotary.angles(step.positions))
+            keys = (keys[:, :, None] * angles[:, None]).flatten(2)
+        scores = torch.baddbmm(self.balance, keys.transpose(0, 1), self.by_key)
+        return scores.argmax(dim=-1).T.to(self.dtype)
 
-    def route(self, query: Tensor, known: Tensor, positions: Tensor) -> Routed:
-        asked = positions[:, -query.shape[2] :]
-        threshold = thresholds(self.config, asked)
-        reads = cell_reads(query, asked, self.router, threshold, self.config.local_window)
-        return known.transpose(1, 2), reads, None
+    def reads(self, query: Tensor, groups: Tensor, step: Step) -> Tensor:
+        own = query.view(query.shape[0], self.columns, -1).transpose(0, 1).float()
+        shares = torch.baddbmm(self.cell_bias, own, self.by_query)
+        total = shares.logsumexp(dim=-1, keepdim=True) + self.offset
+        limit = step.once("limit", lambda: self._limit(step.positions))
+        cells = shares[..., :-1].unflatten(-1, (-1, self.num_bands))
+        return (cells - total[..., None] > limit[:, None]).transpose(0, 1)
+
+    def _limit(self, positions: Tensor) -> Tensor:
+        """What the log-share of a cell is compared with, but for the head's offset: ``(T, bands)``."""
+        sizes = positions_in_bands(positions[None], self.config.local_window, self.num_bands)[0]
+        threshold = thresholds(self.config, positions[None])
+        threshold = threshold[0][:, None] if isinstance(threshold, Tensor) else threshold
+        return sizes.clamp(min=1).float().log() + threshold
 
 
 class NoRouter(LayerRouter):
@@ -96,42 +168,56 @@ class NoRouter(LayerRouter):
 
     pattern = Pattern(local_window=2**31 - 1, sink_tokens=0)
 
-    def groups(self, hidden_states: Tensor | None, key: Tensor, positions: Tensor) -> Tensor:
-        return torch.zeros(key.shape[0], 1, dtype=torch.uint8, device=key.device)
-
-    def route(self, query: Tensor, known: Tensor, positions: Tensor) -> Routed:
-        nothing = torch.zeros(query.shape[0], 1, query.shape[2], 1, 1, dtype=torch.bool, device=query.device)
-        return known.transpose(1, 2), nothing, None
-
 
 @dataclass(frozen=True)
 class Rotary:
     """vLLM's rotary positions, as far as keys have to be turned back.
 
+    A key that was turned is, before that, ``cos * key + turn(sin * key)``, and what is linear in the one is linear in
+    the two products: `of_turned` of a matrix goes with `angles` of positions.
+
     Args:
         table: cosines and sines of all positions side by side, ``(positions, n)``.
         halves: pairs of numbers are one from each half of the ``n`` (GPT-NeoX's way), not neighbours.
+        head_size: ``D``, at least ``n``.
     """
 
     table: Tensor
     halves: bool
+    head_size: int
 
     @classmethod
-    def of(cls, module: Any) -> Rotary:
+    def of(cls, module: Any, head_size: int) -> Rotary:
         """Of vLLM's module."""
-        return cls(module.cos_sin_cache, bool(module.is_neox_style))
+        return cls(module.cos_sin_cache, bool(module.is_neox_style), head_size)
 
-    def turned_back(self, keys: Tensor, positions: Tensor) -> Tensor:
-        """Keys ``(T, H_kv, D)`` before positions were applied to them, float32."""
-        cos, sin = self.table.to(keys.device)[positions].float().chunk(2, dim=-1)
-        square = cos.square() + sin.square()  # 1, but where lengths are scaled, too
-        cos, sin = (cos / square)[:, None], (sin / square)[:, None]
-        width, keys = 2 * cos.shape[-1], keys.float()
-        own, rest = keys[..., :width], keys[..., width:]
+    def angles(self, positions: Tensor) -> Tensor:
+        """By which keys are multiplied: float32 ``(T, 2, D)``."""
+        both = self.table.to(positions.device)[positions].double().unflatten(-1, (2, -1))
+        both = both / both.square().sum(dim=-2, keepdim=True)  # 1, but where lengths are scaled, too
+        both = both.repeat(1, 1, 2) if self.halves else both.repeat_interleave(2, dim=-1)
+        rest = torch.zeros(*both.shape[:2], self.head_size - both.shape[-1], dtype=both.dtype, device=both.device)
+        rest[:, 0] = 1
+        return torch.cat([both, rest], dim=-1).float()
+
+    def of_turned(self, matrix: Tensor) -> Tensor:
+        """A matrix ``(..., D)`` on keys as one on keys times `angles`, ``(..., 2 D)``."""
+        width = self.table.shape[-1]
+        own, rest = matrix[..., :width], matrix[..., width:]
         one, other = own.chunk(2, dim=-1) if self.halves else (own[..., ::2], own[..., 1::2])
-        one, other = one * cos + other * sin, other * cos - one * sin
-        back = torch.cat([one, other], dim=-1) if self.halves else torch.stack([one, other], dim=-1).flatten(-2)
-        return torch.cat([back, rest], dim=-1)
+        pair = (-other, one)
+        turned = torch.cat(pair, dim=-1) if self.halves else torch.stack(pair, dim=-1).flatten(-2)
+        return torch.cat([matrix, turned, torch.zeros_like(rest)], dim=-1)
+
+
+def bytes_of_groups(config: FocusConfig, kv_heads: int) -> int:
+    """Bytes of the groups of a token in one layer: one for each key/value head, or for all of them, or two for all."""
+    return kv_heads if config.by_cells else set_dtype(config).itemsize
+
+
+def set_dtype(config: FocusConfig) -> torch.dtype:
+    """That the number of a set of groups fits in."""
+    return torch.uint8 if math.comb(config.num_groups, config.top_k) <= 256 else torch.int16
 
 
 def part_of(router: CellRouter, kv_heads: int, part: tuple[int, int]) -> CellRouter:

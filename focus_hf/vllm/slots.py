@@ -1,8 +1,9 @@
-"""Slots of vLLM's KV cache: where a request's tokens stand, and a table of groups beside them.
+"""Slots of vLLM's KV cache: where a request's tokens stand, and their groups beside them, in the same pages.
 
 A slot is ``block * block_size + offset``. vLLM writes each new token's keys to the slot that it gives the token, and a
-block is shared by requests only while it holds these very tokens. So what is remembered under the same slots, in the
-same call, stays right through chunked prefill, prefix caching and preemption.
+block is shared by requests only while it holds these very tokens. A page is made longer by the groups of its tokens
+(`padded_page`), so they are counted into the memory that vLLM plans for, and are wherever their keys are: through
+chunked prefill, prefix caching and preemption.
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+
+#: A page's length is a multiple of so many bytes, as kernels load them.
+ALIGNMENT = 16
 
 
 def key_slots(block_table: Tensor, lengths: Sequence[int], block_size: int) -> Tensor:
@@ -25,47 +29,52 @@ def key_slots(block_table: Tensor, lengths: Sequence[int], block_size: int) -> T
     Returns:
         int64, ``(sum of lengths,)``.
     """
-    device = block_table.device
-    counts = torch.tensor(lengths, dtype=torch.long, device=device)
-    request = torch.repeat_interleave(torch.arange(len(lengths), device=device), counts)
-    starts = counts.cumsum(0) - counts
-    position = torch.arange(request.shape[0], device=device) - starts[request]
+    counts = torch.tensor(lengths, dtype=torch.long)
+    request = torch.repeat_interleave(torch.arange(len(lengths)), counts)
+    position = torch.arange(request.shape[0]) - (counts.cumsum(0) - counts)[request]
+    request, position = torch.stack([request, position]).to(block_table.device)
     blocks = block_table[request, position.div(block_size, rounding_mode="floor")].long()
     return blocks * block_size + position % block_size
 
 
-def rows_of(kv_cache: Tensor) -> Tensor:
-    """A layer's cache by slot.
+def padded_page(page: int, block_size: int, group_bytes: int) -> int:
+    """Bytes of a page with the groups of its tokens behind it.
 
     Args:
-        kv_cache: ``(blocks, H_kv, block_size, D + D_v)``, in memory block after block and token after token.
+        page: bytes of its keys and values.
+        block_size: tokens of a page.
+        group_bytes: of one token, of all its heads.
+    """
+    return -(-(page + block_size * group_bytes) // ALIGNMENT) * ALIGNMENT
+
+
+def tokens_of(kv_cache: Tensor) -> Tensor:
+    """A layer's cache by block and token.
+
+    Args:
+        kv_cache: ``(blocks, H_kv, block_size, D + D_v)``, in memory token after token within a block.
 
     Returns:
-        ``(slots, H_kv, D + D_v)``, a view.
+        ``(blocks, block_size, H_kv, D + D_v)``, a view.
     """
-    by_token = kv_cache.transpose(1, 2)
-    return by_token.view(-1, *by_token.shape[2:])
+    return kv_cache.transpose(1, 2)
 
 
-class SlotTable:
-    """Of one layer: what is remembered of the token in each slot."""
+def groups_of(kv_cache: Tensor, columns: int, dtype: torch.dtype) -> Tensor:
+    """The groups behind the keys and values of each page (`padded_page`).
 
-    def __init__(self) -> None:
-        self._table: Tensor | None = None
+    Args:
+        kv_cache: see `tokens_of`.
+        columns: groups of a token.
+        dtype: of a group.
 
-    def write(self, slots: Tensor, groups: Tensor, total: int) -> None:
-        """Remember new tokens.
-
-        Args:
-            slots: integers ``(T,)``.
-            groups: integers ``(T, columns)``.
-            total: slots of the whole cache.
-        """
-        if self._table is None or self._table.shape[0] != total:
-            self._table = groups.new_zeros(total, groups.shape[1])
-        self._table[slots] = groups
-
-    def read(self, slots: Tensor) -> Tensor:
-        """``(..., columns)`` of the tokens in ``slots``, integers ``(...)``."""
-        assert self._table is not None
-        return self._table[slots]
+    Returns:
+        ``(blocks, block_size, columns)`` of ``dtype``, a view.
+    """
+    blocks, heads, size, width = kv_cache.shape
+    own = kv_cache.element_size()
+    first, page, length = kv_cache.storage_offset() * own, kv_cache.stride(0) * own, heads * size * width * own
+    assert page >= padded_page(length, size, columns * dtype.itemsize), "vLLM's pages have no room for groups"
+    view = torch.empty(0, dtype=dtype, device=kv_cache.device)
+    at, step = (first + length) // dtype.itemsize, page // dtype.itemsize
+    return view.set_(kv_cache.untyped_storage(), at, (blocks, size, columns), (step, columns, 1))

@@ -9,7 +9,7 @@ import torch
 
 from focus_hf.adapter.engines.packed import Packed
 from focus_hf.vllm.router import Rotary
-from focus_hf.vllm.slots import SlotTable, key_slots, rows_of
+from focus_hf.vllm.slots import groups_of, key_slots, padded_page, tokens_of
 
 BLOCK = 4
 
@@ -33,31 +33,33 @@ def test_what_stands_beyond_a_request_is_not_looked_at():
     assert key_slots(table, [BLOCK], BLOCK).tolist() == [12, 13, 14, 15]
 
 
-def test_rows_are_a_view_of_the_cache():
-    by_token = torch.zeros(5, BLOCK, 2, 6)  # as vLLM lays them out: block after block, token after token
-    cache = by_token.transpose(1, 2)
-    rows = rows_of(cache)
-    rows[2 * BLOCK + 3, 1] = 7.0
-    assert cache[2, 1, 3].tolist() == [7.0] * 6 and cache.sum() == 42
-
-
-def test_a_table_remembers_by_slot():
-    table, generator = SlotTable(), torch.Generator().manual_seed(0)
-    known = {}
-    for _ in range(6):
-        slots = torch.randperm(5 * BLOCK, generator=generator)[:7]
-        memberships = torch.rand(7, 3, generator=generator) < 0.5
-        table.write(slots, memberships, total=5 * BLOCK)
-        known |= dict(zip(slots.tolist(), memberships.tolist(), strict=True))
-    assert table.read(torch.tensor(list(known))).tolist() == list(known.values())
-    table.write(torch.tensor([0]), torch.ones(1, 3, dtype=torch.bool), total=9 * BLOCK)  # the cache was made anew
-    assert table.read(torch.arange(9 * BLOCK)).sum() == 3
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("columns", "kind"), [(2, torch.uint8), (1, torch.uint8), (1, torch.int16)])
+def test_groups_stand_behind_their_page(dtype, columns, kind):
+    """As vLLM lays pages out: block after block with room behind each, token after token in a block."""
+    length = BLOCK * 2 * 6 * dtype.itemsize
+    page = padded_page(length, BLOCK, 2)
+    assert page % 16 == 0 and length + BLOCK * 2 <= page < length + BLOCK * 2 + 16
+    raw = torch.zeros(6 * page, dtype=torch.uint8)
+    own = raw[page:].view(dtype)
+    strides = (page // dtype.itemsize, 6, 2 * 6, 1)
+    cache = own.as_strided((5, 2, BLOCK, 6), strides, own.storage_offset())
+    tokens, groups = tokens_of(cache), groups_of(cache, columns, kind)
+    tokens[...] = 7.0
+    groups[...] = 3
+    assert cache.unique().tolist() == [7.0] and groups.shape == (5, BLOCK, columns)
+    tokens[2, 3, 1] = 1.0
+    assert cache[2, 1, 3].tolist() == [1.0] * 6
+    for number in range(5):
+        behind = raw[(number + 1) * page + length :][: BLOCK * columns * kind.itemsize].view(kind)
+        assert behind.tolist() == [3] * BLOCK * columns
+    assert not raw[:page].any()
 
 
 def test_requests_of_a_packed_call():
     packed = Packed(torch.arange(12), query_edges=[0, 3, 4, 4, 5], key_edges=[0, 5, 6, 6, 12])
     assert packed.longest == 6
-    (new, rows, positions), (which, of_keys, places) = packed.requests()
+    (new, rows, positions), (which, of_keys, places) = packed.requests
     assert new.tolist() == [[0, 1, 2]] and rows.tolist() == positions.tolist() == [[0, 1, 2, 3, 4]]
     assert which.tolist() == [[3], [4]]
     for row, (start, stop) in enumerate([(5, 6), (6, 12)]):
@@ -67,7 +69,7 @@ def test_requests_of_a_packed_call():
 
 
 @pytest.mark.parametrize("halves", [True, False])
-def test_keys_are_turned_back(halves):
+def test_what_is_linear_in_keys_is_so_in_turned_ones(halves):
     """Rotation by an angle for each pair of numbers, of which a head may have fewer than it is long."""
     angles = torch.rand(30, 3, dtype=torch.float64)
     table, keys = torch.cat([angles.cos(), angles.sin()], dim=-1), torch.randn(7, 2, 10, dtype=torch.float64)
@@ -78,5 +80,7 @@ def test_keys_are_turned_back(halves):
         cos, sin = (f(angles[positions, number])[:, None] for f in (torch.cos, torch.sin))
         turned[..., a] = keys[..., a] * cos - keys[..., b] * sin
         turned[..., b] = keys[..., b] * cos + keys[..., a] * sin
-    back = Rotary(table, halves).turned_back(turned, positions)
-    torch.testing.assert_close(back, keys.float())
+    rotary, matrix = Rotary(1.5 * table, halves, 10), torch.randn(4, 10)  # lengths may be scaled, too
+    turned[..., :6] *= 1.5
+    both = (turned.float()[:, :, None] * rotary.angles(positions)[:, None]).flatten(2)
+    torch.testing.assert_close(both @ rotary.of_turned(matrix).T, keys.float() @ matrix.T)

@@ -150,12 +150,13 @@ def attend_pages(call: Call, query: Tensor, key: Tensor, value: Tensor, mask: Te
     keys, values = pages._kv_token_views[paged.layer]
     if call.ranking is not None:
         paged.table.put(packed.written, keys[packed.written], call.ranking[0, :count], call.tensors)
-    return attend_requests(packed, query, (keys, values), partial(_route, call), call.pattern, scores)
+    route = partial(_route, call, keys)
+    return attend_requests(packed, query, lambda rows: (keys[rows], values[rows]), route, call.pattern, scores)
 
 
-def _route(call: Call, query: Tensor, key: Tensor, stored: Tensor, rows: Tensor, positions: Tensor) -> Routed:
-    """The routing of requests, see `attend_requests`."""
-    count, paged = query.shape[2], call.paged
+def _route(call: Call, stored: Tensor, requests: tuple[Tensor, Tensor, Tensor], query: Tensor, key: Tensor) -> Routed:
+    """The routing of requests, see `attend_requests`; ``stored``: keys of all pages."""
+    (_, rows, positions), count, paged = requests, query.shape[2], call.paged
     assert paged is not None
     if call.alone:
         return no_groups(key, count)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -34,26 +35,29 @@ class Packed:
         """Keys of the longest request."""
         return max(stop - start for start, stop in _spans(self.key_edges))
 
-    def requests(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """The requests, those with one new token together, each other one by itself.
+    @cached_property
+    def requests(self) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """The requests, those with one new token together, each other one by itself; made once for all layers.
 
-        Yields:
-            Which new tokens ``(R, Q)``; which rows of the cache their keys are ``(R, S)``, aligned at the right; and
-            the positions of the keys ``(R, S)``, `PADDING` where a request has fewer.
+        Of each: which new tokens ``(R, Q)``; which rows of the cache their keys are ``(R, S)``, aligned at the right;
+        and the positions of the keys ``(R, S)``, `PADDING` where a request has fewer.
         """
+        found: list[tuple[Tensor, Tensor, Tensor]] = []
         single: list[tuple[int, int, int]] = []
         for (q, q_stop), (k, k_stop) in zip(_spans(self.query_edges), _spans(self.key_edges), strict=True):
             if q_stop - q == 1:
                 single.append((q, k, k_stop))
             elif q_stop > q:
                 new = torch.arange(q, q_stop, device=self.rows.device)[None]
-                yield new, self.rows[None, k:k_stop], torch.arange(k_stop - k, device=self.rows.device)[None]
+                places = torch.arange(k_stop - k, device=self.rows.device)[None]
+                found.append((new, self.rows[None, k:k_stop], places))
         if single:
             query, start, stop = torch.tensor(single, device=self.rows.device).T
             longest = max(k_stop - k for _, k, k_stop in single)
             keys = stop[:, None] - longest + torch.arange(longest, device=stop.device)
             positions = torch.where(keys < start[:, None], PADDING, keys - start[:, None])
-            yield query[:, None], self.rows[keys.clamp(min=0)], positions
+            found.append((query[:, None], self.rows[keys.clamp(min=0)], positions))
+        return found
 
 
 def _spans(edges: list[int]) -> Iterator[tuple[int, int]]:
@@ -63,8 +67,8 @@ def _spans(edges: list[int]) -> Iterator[tuple[int, int]]:
 def attend_requests(
     packed: Packed,
     query: Tensor,
-    stored: tuple[Tensor, Tensor],
-    route: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Routed],
+    stored: Callable[[Tensor], tuple[Tensor, Tensor]],
+    route: Callable[[tuple[Tensor, Tensor, Tensor], Tensor, Tensor], Routed],
     pattern: Pattern,
     scores: Scores,
 ) -> Tensor:
@@ -73,26 +77,29 @@ def attend_requests(
     Args:
         packed: whose tokens are which.
         query: of the new tokens, ``(1, H, T, D)``.
-        stored: keys ``(rows, H_kv, D)`` and values ``(rows, H_kv, D_v)`` of the cache, the new tokens' among them.
-        route: from queries ``(R, H, Q, D)``, keys ``(R, H_kv, S, D)``, all stored keys, the rows of these keys ``(R,
-            S)`` and their positions ``(R, S)`` to who attends.
+        stored: from rows of the cache ``(R, S)`` to keys ``(R, S, H_kv, D)`` and values ``(R, S, H_kv, D_v)``.
+        route: from requests (one of ``packed.requests``), their queries ``(R, H, Q, D)`` and keys ``(R, H_kv, S, D)``
+            to who attends.
         pattern: window, sinks, dense start.
         scores: how they are made.
 
     Returns:
         ``(1, H, T, D_v)``.
     """
-    output = query.new_zeros(query.shape[2], query.shape[1], stored[1].shape[-1])
-    for new, rows, positions in packed.requests():
-        key, value = (x[rows].transpose(1, 2).to(query.dtype) for x in stored)
+    output: Tensor | None = None
+    for requests in packed.requests:
+        new, rows, positions = requests
+        key, value = (x.transpose(1, 2).to(query.dtype) for x in stored(rows))
         own = query[0][:, new].transpose(0, 1)
-        groups, reads, memberships = route(own, key, stored[0], rows, positions)
+        groups, reads, memberships = route(requests, own, key)
         groups, reads = groups.expand(-1, key.shape[1], -1), reads.expand(-1, key.shape[1], -1, -1, -1)
         bands = replace(pattern, num_bands=reads.shape[-1])
         alone = 0 if rows.shape[0] == 1 else None
         who = WhoAttends(bands, positions, groups, reads, first_position=alone, memberships=memberships)
+        if output is None:
+            output = query.new_zeros(query.shape[2], query.shape[1], value.shape[-1])
         output[new] = focus_attention(Problem(own, key, value, who, scores)).transpose(1, 2)
-    return output.transpose(0, 1)[None]
+    return torch.zeros_like(query) if output is None else output.transpose(0, 1)[None]
 
 
 class PackedPages(Packed):
