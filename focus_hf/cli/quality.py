@@ -18,31 +18,12 @@ from .options import CONFIG, JSON, flags_of, named_values
 
 
 @app.command(epilog="Example: focus-hf train --model org/base --train-file notes.txt --output-dir my-adapter")
-@flags_of(
-    TrainRecipe,
-    more=[
-        CONFIG,
-        JSON,
-        inspect.Parameter(
-            "pairs",
-            inspect.Parameter.KEYWORD_ONLY,
-            default=None,
-            annotation=Annotated[
-                float | None,
-                typer.Option(help="Fit instead of training: same as focus-hf fit --pairs, with its flags."),
-            ],
-        ),
-    ],
-)
-def train(given: dict[str, Any], config: Path | None, as_json: bool, pairs: float | None) -> None:
+@flags_of(TrainRecipe, more=[CONFIG, JSON])
+def train(given: dict[str, Any], config: Path | None, as_json: bool) -> None:
     """Train an adapter on text, balance its groups, measure it, and fill its card.
 
     On several devices: accelerate launch -m focus_hf.cli train ...
     """
-    if pairs is not None:
-        from .fit import fit_adapter, fit_recipe
-
-        return fit_adapter(fit_recipe(config, {**given, "pairs": pairs}), as_json)
     from dataclasses import asdict
 
     from ..card import write_card
