@@ -22,9 +22,7 @@ from focus_hf.evaluate.opponents import SINKS, attend_by, make_selector, routabl
 from focus_hf.evaluate.perplexity import paired_excess
 from focus_hf.evaluate.report import tables
 from focus_hf.records import Evaluation, Results
-from tests.families import base_model, focus_model, logits, token_ids
-
-HEADS = {"0.0": {"attend": "window"}, "0.1": {"attend": "everything"}, "1.0": {"attend": "groups", "top_k": 3}}
+from tests.families import CELLS, base_model, focus_model, logits, token_ids
 
 
 @pytest.mark.parametrize("name", OPPONENTS)
@@ -56,14 +54,17 @@ def test_only_layers_that_the_adapter_routes_choose():
     assert counted.possible == 2 * 4 * 50 * 51 // 2  # two layers of four have a window by design
 
 
-def test_heads_keep_their_patterns_at_the_adapters_own_top_k():
-    model, ids = focus_model("llama", head_patterns=HEADS), token_ids(batch=1, length=50)
+def test_a_share_of_pairs_is_for_the_block_alone():
+    curves = {str(position): [[-4.0, 0.3], [-7.0, 0.9]] for position in (16, 64)}
+    model, ids = focus_model("llama", **{**CELLS, "pairs_curves": curves}), token_ids(batch=1, length=50)
     before = logits(model, ids)
     with attending(model, Mode("hard", 1)):
         assert torch.equal(logits(model, ids), before)
-    with attending(model, Mode("hard", 2)):
-        assert not torch.equal(logits(model, ids), before)
-    assert focus_layers(model)[0].routing_config.head_patterns == HEADS and torch.equal(logits(model, ids), before)
+    for text in (None, ids):
+        with attending(model, Mode("hard", 1, budget="0.9"), text):
+            assert not torch.equal(logits(model, ids), before)
+    config = focus_layers(model)[0].routing_config
+    assert config.pairs is None and config.threshold == CELLS["threshold"] and torch.equal(logits(model, ids), before)
 
 
 def test_every_row_of_focus_has_its_opponents_at_equal_pairs_beside_it():
