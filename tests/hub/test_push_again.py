@@ -44,9 +44,9 @@ def test_words_on_the_hub_stay_and_the_difference_is_shown(hub, api, adapter, na
     write_card(api, name, card_of(hub, name) + "\nThanks to everybody.\n")
     save_results(RESULTS, adapter)
     plan = push(hub, adapter, name, dry_run=True)
-    assert isinstance(plan, PushPlan) and "+## Quality" in plan.card_changes and "-Thanks" not in plan.card_changes
+    assert isinstance(plan, PushPlan) and "+perplexity" in plan.card_changes.replace("+  perplexity", "+perplexity") and "-Thanks" not in plan.card_changes
     push(hub, adapter, name)
-    assert "Thanks to everybody." in card_of(hub, name) and "## Quality" in card_of(hub, name)
+    assert "Thanks to everybody." in card_of(hub, name) and "perplexity" in card_of(hub, name)
     assert list(push(hub, adapter, name, dry_run=True).files) == [
         "adapter_config.json",
         "adapter_model.safetensors",
@@ -126,7 +126,7 @@ def test_a_push_in_between_that_concerns_other_files_is_no_matter(hub, api, adap
 
     between(api, monkeypatch, meanwhile)
     push(hub, adapter, name)
-    assert "Added just now." in card_of(hub, name) and "## Quality" in card_of(hub, name)
+    assert "Added just now." in card_of(hub, name) and "perplexity" in card_of(hub, name)
     assert "notes.txt" in api.list_repo_files(name)
 
 

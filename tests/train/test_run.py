@@ -75,7 +75,7 @@ def test_it_leaves_an_adapter_with_measured_quality_and_a_card(trained, tiny):
     assert facts["gate"] == "additive, strength 1 to 8"
     assert {"torch", "transformers", "on", "date"} <= set(results.measured_with)
     card = (trained.folder / "README.md").read_text()
-    assert "base_model: org/base" in card and "Training" in card
+    assert "base_model: org/base" in card and "focus_hf:begin training" in card
     for path in trained.folder.rglob("*"):
         if path.suffix in (".md", ".json") and path.name != "adapter_config.json" and "trainer" not in path.parts:
             assert str(tiny) not in path.read_text(), path  # no folder of this machine

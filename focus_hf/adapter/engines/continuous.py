@@ -21,6 +21,7 @@ from ..decide import pattern_in_mode
 from ..dial import thresholds
 from ..discovery import numbered
 from ..layer import FocusLayer
+from ..rotation import angles
 from ..routers import Routed, by_ranking, no_groups, own_heads, plain_keys, rank_groups
 from .packed import PackedPages, attend_requests
 from .pages import find_pages, pages_of
@@ -170,7 +171,9 @@ def _route(call: Call, stored: Tensor, requests: tuple[Tensor, Tensor, Tensor], 
     if known is None or bool((known < 0).any()):
         rotary = call.router.rotary
         if call.rotary is not None and rotary is not None:
-            part.rotary = tuple(rotary(call.rotary[0][:, :1], positions.clamp(min=0)))
+            found = angles(rotary, call.router.get_base_layer(), positions.clamp(min=0), call.rotary)
+            assert found is not None, "the model makes its angles in a way of its own"
+            part.rotary = found
         groups = key_groups(plain_keys(part, key, key.shape[2]), own_heads(call, key.shape[1]))
         real = (positions >= 0).flatten()
         found = groups.transpose(1, 2).flatten(0, 1).to(torch.int16)[real]

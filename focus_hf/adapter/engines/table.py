@@ -11,6 +11,9 @@ from torch import Tensor
 
 from ..remembered import hashes
 
+#: Calls whose overwritten rows are kept.
+_ASIDE = 4096
+
 
 class GroupTable:
     """Groups of the keys in so many rows.
@@ -24,6 +27,8 @@ class GroupTable:
         self._owner: object = None
         self._hashes: Tensor | None = None
         self._groups: Tensor | None = None
+        #: What was overwritten: an engine may have put it aside, and bring it back.
+        self._aside: list[tuple[Tensor, Tensor]] = []
 
     def put(self, rows: Tensor, keys: Tensor, groups: Tensor, owner: object) -> None:
         """Groups of keys that have just been written.
@@ -38,7 +43,10 @@ class GroupTable:
             self._owner = owner
             self._hashes = torch.zeros(self._rows, dtype=torch.int64, device=keys.device)
             self._groups = groups.new_full((self._rows, *groups.shape[1:]), -1)
+            self._aside = []
         assert self._hashes is not None
+        before = self._hashes[rows]
+        self._aside = [*self._aside[-_ASIDE:], (before, self._groups[rows])]
         self._hashes[rows], self._groups[rows] = hashes(keys.transpose(0, 1)[None])[0], groups
 
     def get(self, rows: Tensor, keys: Tensor, owner: object) -> Tensor | None:
@@ -51,9 +59,11 @@ class GroupTable:
         asked = hashes(keys.transpose(0, 1)[None])[0]
         groups, moved = self._groups[rows], self._hashes[rows] != asked
         if bool(moved.any()):
-            known, order = self._hashes.sort()
-            place = torch.searchsorted(known, asked[moved]).clamp(max=self._rows - 1)
-            found = self._groups[order[place]]
+            everywhere = torch.cat([self._hashes, *(seen for seen, _ in self._aside)])
+            of_them = torch.cat([self._groups, *(kept for _, kept in self._aside)])
+            known, order = everywhere.sort()
+            place = torch.searchsorted(known, asked[moved]).clamp(max=known.shape[0] - 1)
+            found = of_them[order[place]]
             missing = known[place] != asked[moved]
             groups[moved] = torch.where(missing.view(-1, *(1,) * (found.dim() - 1)), -1, found)
         return groups
