@@ -90,7 +90,7 @@ def tokens_seen(layer: Any) -> int:
 def _marks(layer: Any) -> dict[str, tuple[Any, int]]:
     """What changes when somebody changes a layer: its tensors by identity and version, and its numbers."""
     return {
-        name: (_Same(value), _version(value)) if isinstance(value, Tensor) else (value, 0)
+        name: (value, 0) if isinstance(value, int) else (_Same(value), _version(value))
         for name, value in vars(layer).items()
         if isinstance(value, Tensor | int) or name.startswith("_quantized")
     }
@@ -108,8 +108,8 @@ class _Same:
     __hash__ = None  # type: ignore[assignment]
 
 
-def _version(tensor: Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version
+def _version(value: Any) -> int:
+    return 0 if not isinstance(value, Tensor) or value.is_inference() else value._version
 
 
 def same_keys(old: Tensor, new: Tensor) -> Tensor:

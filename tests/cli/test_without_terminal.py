@@ -115,7 +115,7 @@ def test_stopped_while_it_measures_it_leaves_an_adapter_that_works(tiny, tmp_pat
     assert results.evaluations == [] and results.training["optimizer steps"] == 4
     assert results.weights_sha256 == weights_hash(out)
     card = (out / "README.md").read_text()
-    assert "## Training" in card and "## Quality" not in card
+    assert "focus_hf:begin training" in card and "## Quality" not in card
     model = AutoModelForCausalLM.from_pretrained(tiny / "base")
     model.load_adapter(str(out))
     ids = TextSource((str(tiny / "train.txt"),)).load().token_ids(AutoTokenizer.from_pretrained(tiny / "base"))

@@ -44,7 +44,11 @@ def test_words_on_the_hub_stay_and_the_difference_is_shown(hub, api, adapter, na
     write_card(api, name, card_of(hub, name) + "\nThanks to everybody.\n")
     save_results(RESULTS, adapter)
     plan = push(hub, adapter, name, dry_run=True)
-    assert isinstance(plan, PushPlan) and "+perplexity" in plan.card_changes.replace("+  perplexity", "+perplexity") and "-Thanks" not in plan.card_changes
+    assert (
+        isinstance(plan, PushPlan)
+        and "+perplexity" in plan.card_changes.replace("+  perplexity", "+perplexity")
+        and "-Thanks" not in plan.card_changes
+    )
     push(hub, adapter, name)
     assert "Thanks to everybody." in card_of(hub, name) and "perplexity" in card_of(hub, name)
     assert list(push(hub, adapter, name, dry_run=True).files) == [

@@ -65,7 +65,8 @@ def route_pages(router: FocusLayer, hidden_states: Tensor, kwargs: dict[str, Any
         return None  # pages that flash attention fills by itself; an adapter that comes later refuses them
     if router.slides or not numbered(router.get_base_layer()):
         return None
-    pages = pages_of(cache, router)
+    looks_back = kwargs["read_index"][cache.layer_to_allocator[router.layer_idx].index].numel() > 0
+    pages = pages_of(cache, router, is_empty=not looks_back)
     if name is None or not active:
         return None
     packed, config = _packed(pages, kwargs), router.configs[name]

@@ -21,10 +21,24 @@ def find_pages(kwargs: dict[str, Any]) -> PagedAttentionCache | None:
     return cache if isinstance(cache, PagedAttentionCache) else None
 
 
-def pages_of(cache: PagedAttentionCache, router: FocusLayer) -> Any:
-    """The allocator of a layer's pages, which now tells settings apart."""
+def pages_of(cache: PagedAttentionCache, router: FocusLayer, *, is_empty: bool) -> Any:
+    """The allocator of a layer's pages, which now tells settings apart.
+
+    Args:
+        cache: of all layers.
+        router: of the layer that is called.
+        is_empty: no token of the call looks back at an earlier call's.
+
+    Raises:
+        ValueError: the cache was filled before the adapter was loaded.
+    """
     allocator: Any = cache.layer_to_allocator[router.layer_idx]
     if not hasattr(allocator, "salts"):
+        if not is_empty:
+            raise ValueError(
+                "This paged cache holds tokens from before the Focus adapter was loaded. Start a new one: "
+                "model.destroy_cached_continuous_batching_manager()."
+            )
         allocator.__class__ = _salted(allocator.__class__)
         allocator.routers, allocator.salts = {}, {}
     allocator.routers[router.layer_idx] = weakref.ref(router)
