@@ -105,7 +105,11 @@ def test_it_opens_at_the_head_with_most_to_show_in_words(visit):
     assert shown.count() == len(words[head].groups) <= 8
     for entry, group in zip(shown.all(), words[head].groups, strict=True):
         text = entry.inner_text()
-        assert group.name in text and group.distance in text and f"{100 * group.size:.1f}"[:3] in text
+        assert (
+            group.name in text
+            and group.distance in text
+            and f"{100 * group.size:.{1 if group.size < 0.0995 else 0}f} % of the tokens" in text
+        )
     assert "are grey" in page.locator("#legend").inner_text()
     colours = {group.group: place for place, group in enumerate(words[head].groups)}
     for names, group in zip(classes(page), of.groups.tolist(), strict=True):
