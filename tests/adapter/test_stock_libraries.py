@@ -1,6 +1,6 @@
 """The adapter through every door that transformers and PEFT have."""
 
-from __future__ import json
+from __future__ import annotations
 
 import copy
 import importlib
