@@ -1,6 +1,6 @@
 """A Space that shows the explorer for any Focus adapter, by its Hub id.
 
-    pip install "focus-hf[space]" && python app.py
+    pip install "focus-hf[space]" && python examples/space/app.py
 
 Put this folder into a Space on the Hub as it is: `hf upload ORG/NAME . --repo-type space`. It runs on a CPU. Adapters
 are safetensors, and no code of a model's repository is run.

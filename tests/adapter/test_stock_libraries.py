@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib
 import io
+import json
 import subprocess
 import sys
 

@@ -305,4 +305,4 @@ def test_every_example_is_in_the_list():
             assert file.relative_to(EXAMPLES).as_posix() in listed, file.name
             if file.suffix == ".py":
                 text = file.read_text(encoding="utf-8")
-                assert text.startswith('"""') and f"examples/{file.name}" in text, "says how it is run"
+                assert text.startswith('"""') and f"examples/{file.relative_to(EXAMPLES).as_posix()}" in text, "says how it is run"
