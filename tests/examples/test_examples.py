@@ -304,5 +304,5 @@ def test_every_example_is_in_the_list():
         if file.suffix in (".py", ".ipynb", ".yaml"):
             assert file.relative_to(EXAMPLES).as_posix() in listed, file.name
             if file.suffix == ".py":
-                text = file.read_text(encoding="utf-8")
-                assert text.startswith('"""') and f"examples/{file.relative_to(EXAMPLES).as_posix()}" in text, "says how it is run"
+                text, name = file.read_text(encoding="utf-8"), file.relative_to(EXAMPLES).as_posix()
+                assert text.startswith('"""') and f"examples/{name}" in text, "says how it is run"
