@@ -5,6 +5,8 @@ Nothing is read back from the device. Inference; with Triton.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -28,7 +30,7 @@ def device_focus_attention(problem: Problem) -> Tensor:
     from .kernels.triton_prompt import PromptTokens, sparse_prompt
 
     who, scores = problem.who, problem.scores
-    numbers = {
+    numbers: dict[str, Any] = {
         "scale": scores.scale,
         "local_window": who.pattern.local_window,
         "sink_tokens": who.pattern.sink_tokens,

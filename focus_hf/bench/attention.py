@@ -82,7 +82,7 @@ def bench_decode(setting: Setting, seconds: float = 3.0) -> Measurement:
     for _ in range(max(1, TURN_BYTES // (2 * problem.key.nbytes))):
         own = [x.clone(memory_format=torch.contiguous_format) for x in (problem.key, problem.value)]
         layer = replace(problem, key=own[0], value=own[1])
-        functions = dense_functions(query, *own, causal=False)
+        functions: dict[str, Any] = dense_functions(query, *own, causal=False)
         for name, function in {**functions, "focus": partial(focus_attention, layer, kernel=kernel)}.items():
             take_turns.setdefault(name, []).append(function)
     turns = {name: _next_of(layers) for name, layers in take_turns.items()}

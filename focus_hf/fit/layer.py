@@ -59,7 +59,7 @@ def fit_layer(
     queries = torch.cat([_side_by_side(window) for window in windows], dim=1)
     found = train_query_router(queries, importance, projection, centroids, recipe.steps, generator)
     tensors = (projection, centroids, balance, found.projection, found.bands, found.bias)
-    router = CellRouter(*(tensor.half().float() for tensor in tensors), offset=torch.zeros(len(projection)))
+    router = CellRouter(*(tensor.half().float() for tensor in tensors), torch.zeros(len(projection)))
     return LayerFit(router, measure(map(read, measure_on), router, pattern))
 
 

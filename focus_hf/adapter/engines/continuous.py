@@ -177,8 +177,8 @@ def _route(call: Call, stored: Tensor, requests: tuple[Tensor, Tensor, Tensor], 
             part.rotary = found
         groups = key_groups(plain_keys(part, key, key.shape[2]), own_heads(call, key.shape[1]))
         real = (positions >= 0).flatten()
-        found = groups.transpose(1, 2).flatten(0, 1).to(torch.int16)[real]
-        paged.table.put(rows.flatten()[real], stored[rows.flatten()[real]], found, call.tensors)
+        of_keys = groups.transpose(1, 2).flatten(0, 1).to(torch.int16)[real]
+        paged.table.put(rows.flatten()[real], stored[rows.flatten()[real]], of_keys, call.tensors)
     else:
         groups = known.transpose(1, 2).to(torch.uint8)
     router, asked = own_heads(call, key.shape[1]), positions[:, -count:]
