@@ -58,8 +58,9 @@ def fit_layer(
     importance = torch.cat([_importance(window, projection, centroids, balance, pattern) for window in windows], dim=1)
     queries = torch.cat([_side_by_side(window) for window in windows], dim=1)
     found = train_query_router(queries, importance, projection, centroids, recipe.steps, generator)
-    tensors = (projection, centroids, balance, found.projection, found.bands, found.bias)
-    router = CellRouter(*(tensor.half().float() for tensor in tensors), torch.zeros(len(projection)))
+    projection, centroids, balance = (tensor.half().float() for tensor in (projection, centroids, balance))
+    queries_by, bands, bias = (tensor.half().float() for tensor in (found.projection, found.bands, found.bias))
+    router = CellRouter(projection, centroids, balance, queries_by, bands, bias, torch.zeros(len(projection)))
     return LayerFit(router, measure(map(read, measure_on), router, pattern))
 
 
