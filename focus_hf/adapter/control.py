@@ -105,6 +105,9 @@ def dial_changes(
         ValueError: out of range, or not what this adapter's routing has.
     """
     if top_k is not None:
+        others = {"pairs": pairs, "threshold": threshold, "length": length}
+        if given := [f"{name}={value!r}" for name, value in others.items() if value is not None]:
+            raise ValueError(f"Give top_k ({top_k!r}) or {given[0]}, not both: each is the dial of another routing.")
         if config.by_cells:
             raise ValueError(
                 f"top_k={top_k!r} is for routing='shared'; this adapter routes by cells: use pairs, as in pairs=0.25."

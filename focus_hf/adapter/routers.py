@@ -50,7 +50,6 @@ def no_groups(key: Tensor, num_queries: int) -> Routed:
 
 
 # -- one routing for all heads, made of hidden states (the paper's)
-# ----------------------------------------------------
 
 
 def shared(call: Call, key: Tensor) -> Routed:
@@ -116,7 +115,6 @@ def rank_groups(scores: Tensor, balance: Tensor) -> Tensor:
 
 
 # -- cells: each head by itself, made of its keys and queries
-# ----------------------------------------------------------
 
 
 def by_cells(call: Call, query: Tensor, key: Tensor, positions: Tensor) -> Routed:

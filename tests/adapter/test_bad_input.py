@@ -200,3 +200,12 @@ def test_soft_mode_cannot_continue_a_cache():
     focus_hf.set_routing(model, mode="soft")
     with pytest.raises(ValueError, match='Soft routing looks at whole sequences.*mode="hard"'):
         model.generate(token_ids(), max_new_tokens=2)
+
+
+@pytest.mark.parametrize("other", ({"pairs": 0.3}, {"threshold": 2.0}, {"length": 512}), ids=str)
+def test_two_dials_at_once_are_refused(other):
+    model = focus_model("llama")
+    before = [layer.configs["default"].to_dict() for layer in focus_layers(model)]
+    with pytest.raises(ValueError, match=r"Give top_k \(1\) or (pairs|threshold|length)=.*, not both"):
+        focus_hf.set_routing(model, top_k=1, **other)
+    assert [layer.configs["default"].to_dict() for layer in focus_layers(model)] == before

@@ -46,11 +46,11 @@ def test_words_on_the_hub_stay_and_the_difference_is_shown(hub, api, adapter, na
     plan = push(hub, adapter, name, dry_run=True)
     assert (
         isinstance(plan, PushPlan)
-        and "+perplexity" in plan.card_changes.replace("+  perplexity", "+perplexity")
+        and "\n+<!-- focus_hf:begin quality" in plan.card_changes
         and "-Thanks" not in plan.card_changes
     )
     push(hub, adapter, name)
-    assert "Thanks to everybody." in card_of(hub, name) and "perplexity" in card_of(hub, name)
+    assert "Thanks to everybody." in card_of(hub, name) and "focus_hf:begin quality" in card_of(hub, name)
     assert list(push(hub, adapter, name, dry_run=True).files) == [
         "adapter_config.json",
         "adapter_model.safetensors",
@@ -59,16 +59,23 @@ def test_words_on_the_hub_stay_and_the_difference_is_shown(hub, api, adapter, na
 
 
 def test_links_follow_the_hub_that_is_pushed_to(hub, adapter, name, tmp_path):
-    """Also when the card was made for another; and its text holds wherever it is verified."""
+    """Also when the card was made for another; and its text holds wherever it is verified. A Hub on the machine on
+    which a card is made holds no base models: the public one is linked."""
+    made = focus_hf.FocusModelCard.from_adapter(
+        adapter, repo_id=name, base_model="demo/base", endpoint="https://hub.example.org"
+    )
+    assert "[demo/base](https://hub.example.org/demo/base)" in str(made)
+    (adapter / "README.md").write_text(str(made))
     push(hub, adapter, name)
-    assert f"[demo/base]({hub.endpoint}/demo/base)" in card_of(hub, name)
+    assert "[demo/base](https://huggingface.co/demo/base)" in card_of(hub, name)
+    assert "hub.example.org" not in card_of(hub, name)
     here = focus_hf.pull(name, tmp_path / "here", endpoint=hub.endpoint)
     claims = check_files(here, read_config(here), None, None, None)
     assert {c.what: c.verdict for c in claims if "card" in c.what} == {"sections of the card": HOLDS}
     with LocalHub(tmp_path / "other", token="t") as other:
         push(other, here, name)
         text = card_of(other, name)
-    assert f"[demo/base]({other.endpoint}/demo/base)" in text and hub.endpoint not in text
+    assert "[demo/base](https://huggingface.co/demo/base)" in text and hub.endpoint not in text
 
 
 def test_words_in_the_folder_go_along(hub, adapter, name):
@@ -130,7 +137,7 @@ def test_a_push_in_between_that_concerns_other_files_is_no_matter(hub, api, adap
 
     between(api, monkeypatch, meanwhile)
     push(hub, adapter, name)
-    assert "Added just now." in card_of(hub, name) and "perplexity" in card_of(hub, name)
+    assert "Added just now." in card_of(hub, name) and "focus_hf:begin quality" in card_of(hub, name)
     assert "notes.txt" in api.list_repo_files(name)
 
 
