@@ -148,7 +148,7 @@ class Namer:
 
     def _endings(self, by_kind: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
         words = [(kind, self.kinds[kind]) for kind in by_kind.nonzero()[0] if self.kinds[kind].isalpha()]
-        for length in (2, 3, 4):
+        for length in (4, 3, 2):  # of endings that fit the same tokens, the longest: -ing rather than -ng
             totals: dict[str, float] = {}
             kinds: dict[str, int] = {}
             for kind, word in words:

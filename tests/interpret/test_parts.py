@@ -112,10 +112,10 @@ def test_baselines_know_nothing_or_only_the_token():
 TOKENS = [" the", " The", " def", " class", ",", ".", " running", "ing", " king", " sitting", " 42", " Anna", " dog"]
 
 
-def named(inside, gold_of=None, gold=None, parts=()):
-    """The name of the first of two groups: what it holds of `TOKENS`; the second holds a hundred of each."""
+def named(inside, gold_of=None, gold=None, parts=(), outside=100):
+    """The name of the first of two groups: what it holds of `TOKENS`; the second holds ``outside`` of each."""
     by_token = np.zeros((len(TOKENS), 2), dtype=int)
-    by_token[:, 1] = 100
+    by_token[:, 1] = outside
     for token, count in inside.items():
         by_token[TOKENS.index(token), 0] = count
     profiles = np.array([profile(text, text) for text in TOKENS])
@@ -129,6 +129,11 @@ def test_a_group_is_named_by_what_most_of_it_has_in_common():
     assert found.chance == pytest.approx(750 / 1910) and found.lookup == 1.0
     assert named({" the": 400, " The": 100, ".": 20, " dog": 20}).name == "“the”"  # one kind, however it is written
     assert named({",": 300, ".": 300}).name == "commas and full stops"
+    four = {" running": 150, "ing": 150, " king": 150, " sitting": 150}
+    ending = named(four, outside=1000)
+    assert ending.name == "words ending in -ing" and ending.covers == 1.0
+    assert ending.chance == pytest.approx(4600 / 13600)
+    assert named(four).name == "mixed"  # not twice as many as in the text, of which they are half
     assert named({}).name == "empty" and named({",": 5}).name == "mixed"  # five tokens are no evidence
     mixed = named({token: 50 for token in TOKENS})
     assert mixed.name == "mixed" and mixed.covers < 0.6
