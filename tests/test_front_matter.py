@@ -16,13 +16,17 @@ BOMB = "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10 if n else ['1'])}]\
 MERGED = "a0: &a0 {k: 1}\n"
 MERGED += "".join(f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 10)}]}}\n" for n in range(1, 12))
 
+#: PyYAML has a limit of its own since 6.0.4, which very deep text meets before ours.
+DEEP = "50 levels|exceeded maximum nesting depth"
+
 
 @pytest.mark.parametrize(
     ("block", "message"),
     [
-        ("[" * 200_000, "50 levels"),
-        ("a: " + "[" * 200_000 + "]" * 200_000, "50 levels"),
-        ("{" * 200_000, "50 levels"),
+        ("[" * 51 + "]" * 51, "50 levels"),
+        ("[" * 200_000, DEEP),
+        ("a: " + "[" * 200_000 + "]" * 200_000, DEEP),
+        ("{" * 200_000, DEEP),
         ("- " * 200_000, "50 levels"),
         ("? " * 200_000, "50 levels"),
         ("&a [*a]", "more than 50,000 values"),

@@ -93,7 +93,11 @@ def hub(tmp_path_factory):
                 files["README.md"] = HOSTILE.encode()
             operations = [CommitOperationAdd(path, content) for path, content in files.items()]
             api.create_repo(name, private=name == "ada/secret")
-            api.create_commit(name, operations, commit_message=f"Files <b>of</b> {name}\n\nwith a \u202e description")
+            with pytest.MonkeyPatch.context() as patch:  # repositories that were made before such names were refused
+                patch.setattr("focus_hf.local_hub.routes_commits.check_path", lambda path: path)
+                api.create_commit(
+                    name, operations, commit_message=f"Files <b>of</b> {name}\n\nwith a \u202e description"
+                )
         api.create_discussion("ada/adapter", "Title <script>", description=HOSTILE)
         info = api.upload_file(path_or_fileobj=b"x", path_in_repo="x", repo_id="ada/adapter", create_pr=True)
         assert info.pr_num == 2
