@@ -18,6 +18,9 @@ from torch import Tensor
 
 from .shared import without_autocast
 
+#: Queries whose scores are made at once: few enough to stay in a processor's cache.
+_TOGETHER = 512
+
 
 @dataclass(frozen=True)
 class CellRouter:
@@ -129,9 +132,9 @@ def cell_reads(
     Returns:
         bool ``(B, H_kv, Q, K, bands)``.
     """
-    shares, _ = cell_log_shares(queries, router)
     sizes = positions_in_bands(positions, local_window, router.num_bands)
     if isinstance(threshold, Tensor):
         threshold = threshold[:, None, :, None]
-    limit = threshold + router.offset.float()[:, None, None] + sizes[:, None].clamp(min=1).float().log()
-    return shares > limit[..., None, :]
+    limits = threshold + router.offset.float()[:, None, None] + sizes[:, None].clamp(min=1).float().log()
+    parts = zip(queries.split(_TOGETHER, dim=2), limits.split(_TOGETHER, dim=2), strict=True)
+    return torch.cat([cell_log_shares(some, router)[0] > limit[..., None, :] for some, limit in parts], dim=2)

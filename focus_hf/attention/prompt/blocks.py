@@ -21,7 +21,7 @@ from ..problem import Problem
 from ..rows import Rows
 
 #: Rows of a block: its queries, once for each query head of a key head.
-ROWS = 48
+ROWS = 96
 
 #: Queries whose keys are looked for together; bounds memory at ``8 * S * TOGETHER / ROWS`` numbers or so.
 TOGETHER = 512
