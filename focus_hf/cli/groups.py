@@ -18,7 +18,7 @@ def groups(
     text: Annotated[list[Path] | None, typer.Option(help="Text files.", exists=True)] = None,
     treebank: Annotated[
         list[Path] | None,
-        typer.Option(help="Treebank with gold labels (.conllu).", exists=True),
+        typer.Option(help="Gold labels: a treebank (.conllu), or Python files (.py).", exists=True),
     ] = None,
     against: Annotated[str | None, typer.Option(help="Another adapter of the same base: which groups match?")] = None,
     model: BaseModel = None,

@@ -28,7 +28,7 @@ KINDS = 3
 #: A kind that a name lists has this share of the group's tokens at least.
 LISTED = 0.1
 
-#: Universal Dependencies' parts of speech, as people call them.
+#: Universal Dependencies' parts of speech and the kinds of words in code (`source_code`), as people call them.
 PARTS_OF_SPEECH = {
     "ADJ": "adjectives",
     "ADP": "prepositions",
@@ -46,6 +46,22 @@ PARTS_OF_SPEECH = {
     "SCONJ": "subordinating conjunctions",
     "SYM": "symbols",
     "VERB": "verbs",
+    "ATTRIBUTE": "attributes",
+    "CALL": "names of what is called",
+    "CLOSE": "closing brackets",
+    "COMMENT": "comments",
+    "DEFINITION": "names of what is defined",
+    "IMPORT": "names of imports",
+    "INDENT": "indentation",
+    "KEYWORD": "keywords",
+    "NEWLINE": "line breaks",
+    "NUMBER": "numbers",
+    "OPEN": "opening brackets",
+    "OPERATOR": "operators",
+    "PARAMETER": "parameters",
+    "STRING": "strings",
+    "TARGET": "variables that are assigned",
+    "VARIABLE": "variables that are read",
 }
 
 _PROPERTIES = {

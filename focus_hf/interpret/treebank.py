@@ -1,4 +1,4 @@
-"""Universal Dependencies treebanks: words with their gold categories, and where they stand in the text."""
+"""Treebanks (Universal Dependencies, or code): words with their gold categories, and where they stand in the text."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class Word:
 
     Args:
         start, stop: characters of its form in the document's text; words of one multi-word token share them.
-        upos: universal part of speech.
-        deprel: dependency relation, without its subtype.
+        upos: universal part of speech; of code what `read_python` calls a word.
+        deprel: dependency relation, without its subtype; of code the statement.
     """
 
     start: int
@@ -47,18 +47,19 @@ class Treebank:
 
 
 def read_treebank(*paths: str | os.PathLike[str]) -> Treebank:
-    """Read CoNLL-U files.
+    """Read CoNLL-U files, and Python files (`.py`), see `focus_hf.interpret.source_code.read_python`.
 
-    Sentences with errors are left out, counted, and named by file, line and cause.
+    Sentences (and Python files) with errors are left out, counted, and named by file, line and cause.
 
     Raises:
-        ValueError: no sentence could be read.
+        ValueError: nothing could be read.
         OSError: a file cannot be read.
     """
     documents: list[Document] = []
     skipped: list[str] = []
     for path in map(Path, paths):
-        _read_file(path, documents, skipped)
+        read = _read_python if path.suffix == ".py" else _read_file
+        read(path, documents, skipped)
     documents = [document for document in documents if document.words]
     if not documents:
         cause = f" The first error: {skipped[0]}." if skipped else ""
@@ -78,6 +79,15 @@ def _read_file(path: Path, documents: list[Document], skipped: list[str]) -> Non
                 break
         else:
             _read_sentence(documents[-1], block, f"{path.name}, line {line}", skipped)
+
+
+def _read_python(path: Path, documents: list[Document], skipped: list[str]) -> None:
+    from .source_code import read_python
+
+    try:
+        documents.append(read_python(path.read_text(encoding="utf-8", errors="replace")))
+    except ValueError as error:
+        skipped.append(f"{path.name}: {error}")
 
 
 def _read_sentence(document: Document, block: list[str], place: str, skipped: list[str]) -> None:

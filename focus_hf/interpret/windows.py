@@ -85,10 +85,11 @@ def treebank_windows(tokenizer: Any, treebank: Treebank, length: int) -> Gold:
 
 
 def _without_spaces(offsets: Sequence[tuple[int, int]], text: str) -> list[tuple[int, int]]:
-    """Byte-level tokens take the space before a word with them; it belongs to no word."""
+    """Byte-level tokens take the space before a word with them, which belongs to no word; all else is as it was."""
     trimmed = []
     for start, stop in offsets:
-        while start < stop and text[start].isspace():
-            start += 1
-        trimmed.append((start, stop))
+        first = start
+        while first < stop and text[first].isspace():
+            first += 1
+        trimmed.append((first if first < stop else start, stop))
     return trimmed

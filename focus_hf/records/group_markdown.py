@@ -111,7 +111,7 @@ def _how_sure(report: GroupReport) -> str:
     beaten = sum(float(one["lookup"]["nmi"]) > float(one["groups"]["nmi"]) for one in found)
     plain = "groups are mostly kinds of tokens" if 2 * beaten > len(found) else "groups know more than kinds of tokens"
     return (
-        f"Agreement with parts of speech (normalised mutual information, mean): groups {groups:.2f}, random groups "
+        f"Agreement with kinds of words (normalised mutual information, mean): groups {groups:.2f}, random groups "
         f"{random:.2f}, a look-up by token {lookup:.2f}, which is better in {beaten} of {len(found)}: {plain}; "
         f"{context}"
     )
@@ -171,7 +171,7 @@ def _one(report: GroupReport, layer: LayerFacts, figures: Collection[str]) -> It
 def _table(report: GroupReport) -> Iterator[str]:
     has_gold = any("upos" in layer.agreement for layer in report.layers)
     head = ["head", "far attention", "loss without", "silent", "largest group", "in context"]
-    head += ["NMI with parts of speech", "random groups", "look-up by token", "AMI"] if has_gold else []
+    head += ["NMI with kinds of words", "random groups", "look-up by token", "AMI"] if has_gold else []
     yield _row(head)
     yield "|---|" + "---:|" * (len(head) - 1)
     for layer in report.layers:

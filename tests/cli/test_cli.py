@@ -220,4 +220,4 @@ def test_demo_against_a_treebank(tiny, tmp_path):
     text = ["--text", tiny / "train.txt", "--treebank", tmp_path / "gold.conllu"]
     done = focus_hf("demo", "--base", tiny / "base", *text, "--out", tmp_path / "out", "--steps", 1, timeout=900)
     assert done.returncode == 0, done.stderr
-    assert "NMI with parts of speech" in (tmp_path / "out" / "adapter" / "README.md").read_text()
+    assert "NMI with kinds of words" in (tmp_path / "out" / "adapter" / "README.md").read_text()

@@ -197,3 +197,48 @@ def test_a_group_without_a_counterpart_is_new():
     layer = LayerMatch("layer", 4, match_groups(groups, np.array([1, 1, 0, 0, 0, 1, 0]), 4, 2))
     assert [(m.group, m.other) for m in layer.matches] == [(0, 1), (1, 0)]
     assert layer.new == [2, 3] and layer.to_dict()["new"] == [2, 3]
+
+
+CODE = '''\
+import os.path as p
+
+def add(first, *, second=1):  # two
+    """Sum."""
+    total = first + p.join(second)["é"]
+    return total
+'''
+
+
+def test_python_files_have_gold_categories_of_their_own(tmp_path):
+    (tmp_path / "code.py").write_text(CODE, encoding="utf-8")
+    (tmp_path / "broken.py").write_text("def (:\n")
+    treebank = read_treebank(tmp_path / "code.py", tmp_path / "broken.py")
+    (document,) = treebank.documents
+    assert document.text == CODE
+    assert len(treebank.skipped) == 1 and treebank.skipped[0].startswith("broken.py: no Python")
+    found = [(CODE[word.start : word.stop], word.upos, word.deprel) for word in document.words]
+    assert found[:5] == [
+        ("import", "KEYWORD", "Import"),
+        ("os", "IMPORT", "Import"),
+        (".", "OPERATOR", "Import"),
+        ("path", "IMPORT", "Import"),
+        ("as", "KEYWORD", "Import"),
+    ]
+    kinds = {text: (upos, deprel) for text, upos, deprel in found if text.strip()}
+    expected = {
+        "def": ("KEYWORD", "FunctionDef"),
+        "add": ("DEFINITION", "FunctionDef"),
+        "*": ("OPERATOR", "FunctionDef"),
+        "# two": ("COMMENT", "FunctionDef"),
+        '"""Sum."""': ("STRING", "Expr"),
+        "total": ("VARIABLE", "Return"),
+        "join": ("CALL", "Assign"),
+        '"é"': ("STRING", "Assign"),
+        "1": ("NUMBER", "FunctionDef"),
+        "[": ("OPEN", "Assign"),
+    }
+    assert {text: kinds[text] for text in expected} == expected
+    assert ("total", "TARGET", "Assign") in found and ("first", "PARAMETER", "FunctionDef") in found
+    assert [kind for text, kind, _ in found if not text.strip()].count("INDENT") == 3
+    places = [(word.start, word.stop) for word in document.words]
+    assert places == sorted(places) and all(a[1] <= b[0] for a, b in zip(places, places[1:], strict=False))

@@ -1,0 +1,115 @@
+"""Python source as a treebank: its words have gold categories, too, from Python's own tokenizer and grammar."""
+
+from __future__ import annotations
+
+import ast
+import io
+import keyword
+import tokenize
+from collections.abc import Iterator
+
+from .treebank import Document, Word
+
+#: What a word is, by its token's name in `tokenize`; of operators and names see below.
+_KINDS = {
+    "NUMBER": "NUMBER",
+    "STRING": "STRING",
+    "FSTRING_START": "STRING",
+    "FSTRING_MIDDLE": "STRING",
+    "FSTRING_END": "STRING",
+    "COMMENT": "COMMENT",
+    "NEWLINE": "NEWLINE",
+    "NL": "NEWLINE",
+}
+
+#: Line and column of the first character, as `ast` counts them: columns are bytes.
+_Place = tuple[int, int]
+
+
+def read_python(source: str) -> Document:
+    """A module as a document; line breaks and what lines begin with are words, too.
+
+    A word's ``upos`` says what it is: KEYWORD, OPEN and CLOSE (brackets), OPERATOR, NUMBER, STRING, COMMENT, NEWLINE,
+    INDENT; and of a name what it is there for: DEFINITION (of a function or class), PARAMETER, CALL, ATTRIBUTE,
+    IMPORT, TARGET (it is assigned to), VARIABLE (it is read). ``deprel`` is the statement that it stands in, as `ast`
+    calls it.
+
+    Raises:
+        ValueError: it is no Python.
+    """
+    try:
+        tree = ast.parse(source)
+        tokens = list(tokenize.generate_tokens(io.StringIO(source).readline))
+    except (SyntaxError, tokenize.TokenError, RecursionError) as error:
+        raise ValueError(f"no Python that this version reads ({error})") from None
+    lines = source.splitlines(keepends=True)
+    starts = [0]
+    for line in lines:
+        starts.append(starts[-1] + len(line))
+    roles, statements = _roles(tree), _statements(tree, len(lines))
+    words: list[Word] = []
+    before = ""
+    for token in tokens:
+        row, column = token.start
+        kind = _kind(token, roles.get((row, len(lines[row - 1][:column].encode()))) if row <= len(lines) else None)
+        if kind == "NAME":
+            imports = statements[row - 1] in ("Import", "ImportFrom")
+            kind = "DEFINITION" if before in ("def", "class") else "IMPORT" if imports else "VARIABLE"
+        stop = starts[token.end[0] - 1] + token.end[1] if token.end[0] <= len(lines) else len(source)
+        start = starts[row - 1] + column if row <= len(lines) else len(source)
+        if kind and start < stop:
+            first = source[starts[row - 1] : start]
+            if first and first.isspace():
+                words.append(Word(starts[row - 1], start, "INDENT", statements[row - 1]))
+            words.append(Word(start, stop, kind, statements[row - 1]))
+        before = token.string
+    return Document(source, words)
+
+
+def _kind(token: tokenize.TokenInfo, role: str | None) -> str | None:
+    name = tokenize.tok_name[token.type]
+    if name == "OP":
+        return "OPEN" if token.string in "([{" else "CLOSE" if token.string in ")]}" else "OPERATOR"
+    if name == "NAME":
+        return "KEYWORD" if keyword.iskeyword(token.string) else role or "NAME"
+    return _KINDS.get(name)
+
+
+def _roles(tree: ast.AST) -> dict[_Place, str]:
+    """What names are there for."""
+    found: dict[_Place, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            found[_last_name(node.func)] = "CALL"
+        elif isinstance(node, ast.Attribute):
+            found.setdefault(_last_name(node), "ATTRIBUTE")
+        elif isinstance(node, ast.Name):
+            found.setdefault(_last_name(node), "VARIABLE" if isinstance(node.ctx, ast.Load) else "TARGET")
+        elif isinstance(node, ast.arg | ast.keyword):
+            found[node.lineno, node.col_offset] = "PARAMETER"
+        elif isinstance(node, ast.alias):
+            found[node.lineno, node.col_offset] = "IMPORT"
+    return found
+
+
+def _last_name(node: ast.expr) -> _Place:
+    """Of ``a.b.c`` where ``c`` begins."""
+    if isinstance(node, ast.Attribute) and node.end_lineno is not None and node.end_col_offset is not None:
+        return node.end_lineno, node.end_col_offset - len(node.attr.encode())
+    return node.lineno, node.col_offset
+
+
+def _statements(tree: ast.AST, count: int) -> list[str]:
+    """The innermost statement of each line."""
+    found = ["Module"] * count
+    for node in _outer_first(tree):
+        last = node.end_lineno or node.lineno
+        found[node.lineno - 1 : last] = [type(node).__name__] * (last - node.lineno + 1)
+    return found
+
+
+def _outer_first(tree: ast.AST) -> Iterator[ast.stmt]:
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.stmt):
+            yield node
+        yield from _outer_first(node)
