@@ -19,6 +19,7 @@ from focus_hf import set_routing
 from focus_hf.adapter import focus_layers
 from focus_hf.explore import explore, render
 from focus_hf.explore.command import reported_names
+from focus_hf.explore.space import is_hub_id
 from focus_hf.hub import load_adapted
 
 TEXT = (Path(__file__).parent / "text.txt").read_text(encoding="utf-8")
@@ -33,6 +34,8 @@ def loaded(adapter: str) -> Any:
 
 def page(adapter: str, text: str, pairs: float) -> str:
     """The explorer's page of an adapter, in a frame that can do nothing but show it."""
+    if not is_hub_id(adapter.strip()):  # nor are folders of the machine that it runs on anybody's business
+        raise gr.Error("Give an adapter by its id on the Hub: org/name.")
     try:
         model, tokenizer, folder = loaded(adapter.strip())
         if focus_layers(model)[0].routing_config.by_cells:

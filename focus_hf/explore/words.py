@@ -55,7 +55,8 @@ class HeadWords:
         far: share of its attention that is far, mean over tokens that have far tokens before them.
         rests: tokens where it rests, see `RESTS`.
         interest: how much there is to see: the share that is far and no rest, times the Kullback-Leibler divergence
-            (nats) of it by group from the groups' sizes.
+            (nats) of it by group from the groups' sizes, times its entropy (nats) by kinds of tokens (a head that only
+            looks for "the" says little), and the less of all that the more tokens the head rests on.
         groups: those that matter, the one that adds most to the divergence first.
     """
 
@@ -87,7 +88,8 @@ def head_words(head: Head, positions: np.ndarray, names: GroupNames, pattern: Pa
     has_far = positions > pattern.local_window + pattern.sink_tokens
     far = float(head.far[has_far].mean()) if has_far.any() else 0.0
     mean = head.received.sum(axis=1) / np.maximum(head.places.sum(axis=1), 1)
-    sought = np.where(mean < RESTS, far * _shares(head.received.sum(axis=1)), 0.0).sum()
+    by_token = np.where(mean < RESTS, far * _shares(head.received.sum(axis=1)), 0.0)
+    sought, kinds = by_token.sum(), _shares(np.bincount(names.ids, weights=by_token))
     cells = by_cell(head, head.received * (mean < RESTS)[:, None])
     weight, places = _shares(cells.sum(axis=1)), _shares(by_cell(head, head.places).sum(axis=1))
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -108,7 +110,8 @@ def head_words(head: Head, positions: np.ndarray, names: GroupNames, pattern: Pa
     ]
     sentence = _sentence(far, float(sought), cells, order, groups, excess, pattern)
     rests = [int(token) for token in np.flatnonzero(mean >= RESTS)]
-    return HeadWords(sentence, far, rests, float(sought * excess.sum()), groups)
+    entropy = -(kinds * np.log(np.maximum(kinds, 1e-12))).sum()
+    return HeadWords(sentence, far, rests, float(sought * excess.sum() * entropy / (1 + len(rests))), groups)
 
 
 def by_cell(head: Head, of_tokens: np.ndarray) -> np.ndarray:
