@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..attention import Pattern
+from ..interpret.reading import RESTS
 from .data import ExplorerData, Head
 from .names import GroupNames
 
@@ -16,10 +17,6 @@ SHOWN = 8
 
 #: A head that pays less of its attention to far tokens is said to stay near.
 LEAST_FAR = 0.02
-
-#: A token that gets this share of the attention of those who have it far away, whoever they are, is where the head
-#: rests: like a sink it says nothing about what is looked for, and is left out of words and groups.
-RESTS = 0.05
 
 #: Share of the far attention that the distances told of a head must hold.
 MOST = 2 / 3

@@ -21,6 +21,10 @@ from .collect import Window
 #: Pairs kept of each head.
 PAIRS = 5
 
+#: A token that gets this share of the attention of those who have it far away, whoever they are, is where a head
+#: rests: like a sink it says nothing about what is looked for.
+RESTS = 0.05
+
 #: Added to a head's threshold so that it reads no cell.
 NOTHING = 1e4
 
@@ -51,6 +55,7 @@ class Reading:
         reads: ``(K, bands)``: queries that read a group at a distance.
         queries: ``(bands,)``: queries that have tokens at that distance.
         attention: ``(K, bands)``: attention that falls there, summed over queries.
+        sought: attention that goes to distant tokens on which the head does not rest, see `RESTS`.
         tokens: queries, near ones included.
         far: queries that have distant tokens; silent: those of them that read none.
         pairs: with most attention, at most one for each query.
@@ -59,15 +64,16 @@ class Reading:
     reads: np.ndarray
     queries: np.ndarray
     attention: np.ndarray
+    sought: float = 0.0
     tokens: int = 0
     far: int = 0
     silent: int = 0
     pairs: list[DistantPair] = field(default_factory=list)
 
     @property
-    def overall(self) -> float:
-        """Share of all attention that goes to distant tokens."""
-        return float(self.attention.sum() / max(self.tokens, 1))
+    def looks_far(self) -> float:
+        """Share of all attention with which distant tokens are looked for."""
+        return self.sought / max(self.tokens, 1)
 
 
 @torch.no_grad()
@@ -142,6 +148,8 @@ def _add(
         has = here.any(dim=-1)
         reading.queries[b] += int(has.sum())
         reading.reads[:, b] += reads[has, :, b].sum(dim=0).cpu().numpy()
+    received = far.sum(dim=0)
+    reading.sought += float(received[received < RESTS * distant.sum(dim=0)].sum())
     has = distant.any(dim=-1)
     reading.tokens += count
     reading.far += int(has.sum())

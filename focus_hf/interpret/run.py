@@ -20,7 +20,7 @@ from .reading import loss_without, what_is_read
 from .treebank import Treebank, read_treebank
 from .windows import Gold, text_windows, treebank_windows
 
-#: Heads that a report describes where each has groups of its own: those with most of their attention far away.
+#: Heads that a report describes where each has groups of its own: those that look for distant tokens most.
 MOST_HEADS = 24
 
 #: Windows whose attention weights are spelled out: the longest. On some of them heads are left out, one by one.
@@ -75,7 +75,7 @@ def group_report(
         windows += text_windows(tokenizer, texts, window)
     longest = sorted(windows, key=lambda one: -len(one.ids))[:WEIGHED]
     reading = what_is_read(model, longest)
-    by_far = sorted(reading, key=lambda one: -reading[one].overall)
+    by_far = sorted(reading, key=lambda one: -reading[one].looks_far)
     by_head = focus_layers(model)[0].routing_config.by_cells
     chosen = set(by_far[: heads or MOST_HEADS]) if by_head and by_far else None
     lost = loss_without(model, [one for one in reading if chosen is None or one in chosen], longest[:ABLATED], tick)

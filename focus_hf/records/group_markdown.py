@@ -68,8 +68,8 @@ def _about(report: GroupReport) -> str:
         lines += f" {int(text['skipped']):,} sentences could not be read and are left out."
     if report.heads_left_out:
         lines += (
-            f" Of {len(report.layers) + report.heads_left_out} heads the {len(report.layers)} with most attention "
-            "far away."
+            f" Of {len(report.layers) + report.heads_left_out} heads the {len(report.layers)} that look for "
+            "distant tokens most."
         )
     return lines
 

@@ -95,10 +95,10 @@ def test_of_many_heads_those_that_attend_furthest_are_told(parts: Any, tiny: Any
     report = group_report(model, tokenizer, text, window=200)
     (only,) = report.layers
     assert report.heads_left_out == len(routers(model)) - 1
-    assert "Of 4 heads the 1 with most attention far away" in report.to_markdown()
+    assert "Of 4 heads the 1 that look for distant tokens most" in report.to_markdown()
     windows = [Window(w) for w in torch.tensor(tokenizer(text)["input_ids"]).split(200) if len(w) == 200][:4]
     found = what_is_read(model, windows)
-    assert only.name == max(found, key=lambda name: found[name].overall)
+    assert only.name == max(found, key=lambda name: found[name].looks_far)
 
 
 def test_agreement_with_a_treebank_is_told_by_head_and_text_is_read_besides(
