@@ -258,10 +258,10 @@ class Repository:
     # -- what git does not know ------------------------------------------------------------------------------------
 
     def meta(self) -> dict[str, Any]:
-        """Settings, likes, access requests and discussions."""
+        """Settings, who has access to gated files, downloads and pull requests."""
         with self._reading():
             known = json.loads((self.folder / _META).read_text(encoding="utf-8"))
-        defaults = {"private": False, "gated": False, "downloads": 0, "likes": {}, "access": {}, "discussions": []}
+        defaults = {"private": False, "gated": False, "downloads": 0, "access": [], "pull_requests": []}
         return {**defaults, **known}
 
     @contextmanager

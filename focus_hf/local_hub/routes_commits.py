@@ -15,9 +15,9 @@ from starlette.responses import JSONResponse, Response
 
 from .access import Target, hub, target, writer
 from .changes import LFS_POINTER, Changes, read_pointer
-from .discussions import new_discussion, pull_request_ref
 from .errors import HubAnswer
 from .paths import check_path
+from .pull_requests import new_pull_request, pull_request_ref
 from .requests import MAX_FILES, Body, check_count, number_of_bytes, read_json, text, with_body
 from .users import User
 
@@ -69,8 +69,8 @@ def _committer(request: Request) -> tuple[Target, User]:
     user, found = writer(request), target(request)
     number = _PULL_REQUEST.fullmatch(request.path_params["revision"])
     if number:
-        known = found.repository.meta()["discussions"]
-        if user.name not in [entry.get("author") for entry in known if entry["num"] == int(number[1])]:
+        known = found.repository.meta()["pull_requests"]
+        if user.name not in [entry["author"] for entry in known if entry["num"] == int(number[1])]:
             found.check_write()
     elif not request.query_params.get("create_pr"):
         found.check_write(_ASK)
@@ -107,7 +107,7 @@ def _commit(request: Request, found: Target, user: User, body: IO[bytes]) -> Res
     answer: dict[str, Any] = {}
     if request.query_params.get("create_pr"):
         start = _start(found, revision, parent)
-        with new_discussion(found.repository, user.name, summary, base=revision) as entry:
+        with new_pull_request(found.repository, user.name, summary, revision) as entry:
             number = entry["num"]
             oid = found.repository.commit(pull_request_ref(number), changes, message, user.name, start=start)
         answer["pullRequestUrl"] = f"{base}{found.path}/discussions/{number}"
