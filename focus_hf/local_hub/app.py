@@ -127,7 +127,6 @@ def _routes() -> list[Route]:
         git = f"{prefix}/{{namespace}}/{{name}}"
         routes += [
             Route(f"{git}.git/info/lfs/objects/batch", lfs.lfs_batch, methods=["POST"]),
-            Route(f"{git}.git/info/lfs/verify", lfs.lfs_verify, methods=["POST"]),
             Route(f"{git}/resolve/{{revision:reference}}/{{path:file}}", files.resolve),
             Route(git, pages.card),
             Route(f"{git}/tree/{{revision:reference}}", pages.tree),

@@ -18,11 +18,6 @@ from .users import User
 
 PAGE = 1000
 
-#: Fields that a listing has, the ones that ``full=True`` adds, and those that are only there on request.
-BRIEF = {"_id", "id", "modelId", "private", "downloads", "likes", "trendingScore", "createdAt", "tags"}
-BRIEF |= {"library_name", "pipeline_tag"}
-FULL = {"author", "sha", "lastModified", "gated", "disabled", "siblings"}
-
 SORTS = ("createdAt", "downloads", "lastModified", "likes", "trendingScore")
 
 
@@ -61,7 +56,7 @@ def listing(request: Request, kind: str) -> tuple[list[dict[str, Any]], str | No
     if start + limit < len(rows) and limit:
         items = [(k, v) for k, v in query.multi_items() if k != "cursor"] + [("cursor", str(start + limit))]
         following = f"{request.url.replace(query='')}?{urlencode(items)}"
-    return [chosen(row, query, brief=True) for row in rows[start : start + limit]], following
+    return rows[start : start + limit], following
 
 
 def _number(query: QueryParams, name: str, default: int) -> int:
@@ -75,32 +70,16 @@ def _row(found: Target) -> dict[str, Any]:
     return describe(found.repo_id, found.repository, found.repository.resolve("main"))
 
 
-def chosen(row: dict[str, Any], query: QueryParams, *, brief: bool) -> dict[str, Any]:
-    """The fields that a request asked for."""
-    if wanted := {*query.getlist("expand"), *query.getlist("expand[]")}:
-        return {name: row[name] for name in row if name in ("_id", "id") or name in wanted}
-    if not brief:
-        return row
-    names = BRIEF | (FULL if _is_true(query, "full") else set())
-    if _is_true(query, "cardData"):
-        names.add("cardData")
-    return {name: row[name] for name in row if name in names}
-
-
 def _matches(found: Target, query: QueryParams) -> bool:
     author, name = found.repo_id.split("/")
     if query.get("author", author) != author:
         return False
     if query.get("search", "").lower() not in found.repo_id.lower():
         return False
-    if query.get("gated") and _is_true(query, "gated") != bool(found.repository.meta()["gated"]):
+    if query.get("gated") and (query["gated"].lower() in ("1", "true")) != bool(found.repository.meta()["gated"]):
         return False
     card = card_data(found.repository, found.repository.resolve("main"))
     wanted = {*query.getlist("filter"), *query.getlist("library"), *query.getlist("tags")}
     if not wanted <= set(tags_of(card)):
         return False
     return query.get("pipeline_tag", card.get("pipeline_tag")) == card.get("pipeline_tag")
-
-
-def _is_true(query: QueryParams, name: str) -> bool:
-    return query.get(name, "").lower() in ("1", "true")

@@ -1,4 +1,4 @@
-"""Uploads of large files: what is needed, the upload itself, and whether it arrived."""
+"""Uploads of large files: what is needed, and the upload itself."""
 
 from __future__ import annotations
 
@@ -24,10 +24,7 @@ def lfs_batch(request: Request, body: Body) -> Response:
         row: dict[str, Any] = {"oid": oid, "size": size, "authenticated": True}
         if not (lfs.has(oid) and found.repository.has_lfs(oid)):
             query = signed_query(hub(request).secret, oid, found.kind, found.repo_id, size)
-            row["actions"] = {
-                "upload": {"href": f"{base}/lfs/{oid}?{query}", "header": {}},
-                "verify": {"href": f"{base}{found.path}.git/info/lfs/verify", "header": {}},
-            }
+            row["actions"] = {"upload": {"href": f"{base}/lfs/{oid}?{query}", "header": {}}}
         objects.append(row)
     return JSONResponse({"transfer": "basic", "objects": objects})
 
@@ -57,15 +54,3 @@ async def lfs_upload(request: Request) -> Response:
         return Response(status_code=400)  # nobody is there to read it
     found.add_lfs(oid)
     return Response()
-
-
-@with_body
-def lfs_verify(request: Request, body: Body) -> Response:
-    """Whether an upload arrived whole."""
-    writer(request)
-    found = target(request)
-    for oid, size in _objects({"objects": [body]}):
-        path = hub(request).storage.lfs.path(oid)
-        if not (found.repository.has_lfs(oid) and path.is_file() and path.stat().st_size == size):
-            raise HubAnswer(404, f"No complete upload of {oid} with {size} bytes")
-    return JSONResponse({})

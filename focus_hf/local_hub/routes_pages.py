@@ -1,11 +1,10 @@
-"""Pages for a browser: repositories, cards, files, commits, pull requests."""
+"""Pages for a browser: repositories, cards, lists of files, commits, pull requests; a file is shown as it is."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
 from itertools import islice
-from pathlib import PurePosixPath
 from typing import Any
 
 from dulwich.objects import Commit
@@ -20,7 +19,7 @@ from .errors import HubAnswer
 from .listing import rows_of, visible
 from .pages import MAX_RENDERED, MAX_SHOWN, card_html, file_url, page
 from .pull_requests import details, find_pull_request, summary
-from .routes_files import PICTURES
+from .routes_files import resolve
 from .routes_trees import author_of, title_of
 
 COMMITS_SHOWN = 200
@@ -111,35 +110,17 @@ def tree(request: Request) -> Response:
         name, _, deeper = path[len(folder) + 1 if folder else 0 :].partition("/")
         if deeper:
             inside = f"{folder}/{name}" if folder else name
-            rows[name] = {"page": file_url(found, "tree", revision, inside), "size": None, "download": None}
+            rows[name] = {"page": file_url(found, "tree", revision, inside), "size": None}
         else:
-            rows[name] = {
-                "page": file_url(found, "blob", revision, path),
-                "size": entry.size,
-                "download": file_url(found, "resolve", revision, path),
-            }
+            rows[name] = {"page": file_url(found, "resolve", revision, path), "size": entry.size}
     if folder and not rows:
         raise HubAnswer(404, f"{folder} does not exist on {revision}")
     listed = [{"name": name, **row} for name, row in rows.items()]
     return page("tree", found=found, revision=revision, folder=folder, rows=listed)
 
 
-@_page
-def blob(request: Request) -> Response:
-    found, revision, path = target(request), request.path_params["revision"], request.path_params["path"]
-    if path != "README.md":
-        found.check_files()
-    entry = found.repository.entry(found.repository.resolve(revision), path)
-    picture = PurePosixPath(path).suffix.lower() in PICTURES
-    return page(
-        "blob",
-        found=found,
-        path=path,
-        entry=entry,
-        text=None if picture else _text(found, entry),
-        picture=picture,
-        download=file_url(found, "resolve", revision, path),
-    )
+#: A file as it is; what goes wrong is a page.
+blob = _page(resolve)
 
 
 def _row(commit: Commit) -> dict[str, str]:

@@ -11,7 +11,7 @@ from ..front_matter import card_metadata
 from .access import KINDS, find, hub, kind_of, target, visitor, writable, writer
 from .describe import describe
 from .errors import HubAnswer
-from .listing import chosen, listing
+from .listing import listing
 from .requests import Body, text, with_body
 
 
@@ -114,7 +114,7 @@ def info(request: Request) -> Response:
     found, query = target(request), request.query_params
     commit = found.repository.resolve(request.path_params.get("revision", "main"))
     row = describe(found.repo_id, found.repository, commit, blobs="blobs" in query)
-    return JSONResponse(chosen(row, query, brief=False))
+    return JSONResponse(row)
 
 
 def list_repos(request: Request) -> Response:

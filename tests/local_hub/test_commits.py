@@ -294,7 +294,6 @@ def test_requests_that_are_no_proper_json(hub, repo, body):
         ("POST", f"/api/models/{repo}/discussions"),
         ("POST", f"/api/models/{repo}/tag/main"),
         ("POST", f"/{repo}.git/info/lfs/objects/batch"),
-        ("POST", f"/{repo}.git/info/lfs/verify"),
         ("DELETE", "/api/repos/delete"),
     ):
         answer = HTTP.request(method, hub.endpoint + path, content=body, headers=HEADERS)

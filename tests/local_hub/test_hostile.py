@@ -105,7 +105,6 @@ PLACES = [
     ("POST", "/api/models/demo/fuzzed/paths-info/main", ("paths",)),
     ("POST", "/api/models/demo/fuzzed/preupload/main", ("files",)),
     ("POST", "/demo/fuzzed.git/info/lfs/objects/batch", ("objects",)),
-    ("POST", "/demo/fuzzed.git/info/lfs/verify", ("oid", "size")),
     ("POST", "/api/models/demo/fuzzed/branch/new", ("startingPoint",)),
     ("POST", "/api/models/demo/fuzzed/tag/main", ("tag",)),
     ("POST", "/api/models/demo/fuzzed/discussions", ("title", "pullRequest")),

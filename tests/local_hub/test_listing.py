@@ -105,16 +105,11 @@ def test_pages(api, hub):
         assert HTTP.get(f"{hub.endpoint}/api/models?{bad}").status_code == 400, bad
 
 
-def test_how_much_a_listing_says(api):
-    brief = next(iter(api.list_models(search="one")))
-    assert brief.siblings is None and brief.sha is None and brief.card_data is None and "focus" in brief.tags
-    full = next(iter(api.list_models(search="one", full=True, cardData=True)))
+def test_a_listing_says_everything(api):
+    full = next(iter(api.list_models(search="one")))
     assert full.sha and full.last_modified and full.gated is False and full.card_data["license"] == "mit"
     assert "README.md" in {s.rfilename for s in full.siblings}
-    chosen = next(iter(api.list_models(search="one", expand=["downloads", "lastModified"])))
-    assert chosen.downloads == 0 and chosen.last_modified and chosen.tags is None
-    chosen = api.model_info("ada/one", expand=["likes", "cardData"])
-    assert chosen.likes is not None and chosen.card_data and chosen.sha is None
+    assert next(iter(api.list_models(search="one", expand=["downloads"]))).downloads == 0
 
 
 ODD_CARDS = {
