@@ -140,10 +140,10 @@ def _read_changes(request: Request, found: Target, body: IO[bytes]) -> tuple[dic
             if key == "file":
                 raw = value["content"]
                 content = base64.b64decode(raw, validate=True) if value.get("encoding") == "base64" else raw.encode()
-                _check_pointer(request, found, content)
+                _check_pointer(found, content)
                 changes.files[path] = found.repository.store_blob(content)
             elif key == "lfsFile":
-                changes.files[path] = found.repository.store_blob(_pointer(request, found, value["oid"]))
+                changes.files[path] = found.repository.store_blob(_pointer(found, value["oid"]))
             elif key == "deletedFile":
                 changes.files[path] = None
             elif key == "deletedFolder":
@@ -166,15 +166,15 @@ def _lines(body: IO[bytes], longest: int) -> Iterator[bytes]:
         yield line
 
 
-def _pointer(request: Request, found: Target, oid: str) -> bytes:
-    stored = hub(request).storage.lfs.path(oid)
-    if not (stored.is_file() and found.repository.has_lfs(oid)):
+def _pointer(found: Target, oid: str) -> bytes:
+    stored = found.repository.lfs_path(oid)
+    if not stored.is_file():
         raise HubAnswer(400, f"LFS object {oid} was not uploaded to this repository")
     return LFS_POINTER.format(oid=oid, size=stored.stat().st_size).encode()
 
 
-def _check_pointer(request: Request, found: Target, content: bytes) -> None:
+def _check_pointer(found: Target, content: bytes) -> None:
     """Refuse a file that looks like the pointer to a large file but is not one of this repository's."""
     named = read_pointer(content)
-    if named and content != _pointer(request, found, named[0]):
+    if named and content != _pointer(found, named[0]):
         raise HubAnswer(400, f"LFS object {named[0]} has another size than its pointer says")

@@ -92,7 +92,9 @@ def test_killed_in_the_middle_of_uploads(tmp_path):
     with LocalHub(tmp_path, token="t") as again:
         api = HfApi(endpoint=again.endpoint, token="t")
         assert everything(api) == before
-        assert not list((tmp_path / "staging").glob("process-*/tmp*")) and not (tmp_path / "lfs").exists()
+        assert not list((tmp_path / "staging").glob("process-*/tmp*")) and not list(
+            tmp_path.glob("models/*/*.git/lfs/*")
+        )
         api.upload_file(path_or_fileobj=LARGE, path_in_repo="large.bin", repo_id="demo/x")
         assert httpx.get(f"{api.endpoint}/demo/x/resolve/main/large.bin").content == LARGE
 

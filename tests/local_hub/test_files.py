@@ -54,7 +54,8 @@ def batch(hub, repo, oid, size, headers=ADA):
 
 def stored(hub, oid):
     storage = hub.app.state.hub.storage
-    return storage.lfs.has(oid) or any(path.name != "lock" for path in storage.staging.folder.iterdir())
+    kept = any(storage.root.glob(f"*/*/*.git/lfs/{oid}"))
+    return kept or any(path.name != "lock" for path in storage.staging.folder.iterdir())
 
 
 def test_large_files_go_there_and_come_back(hub, api, repo, tmp_path):
