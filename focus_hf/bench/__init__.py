@@ -7,7 +7,6 @@ from .model import bench_model
 from .report import save_plot, table, to_markdown
 from .serving import bench_serving
 from .settings import Measurement, Setting, grid
-from .training import bench_training
 
 __all__ = [
     "Measurement",
@@ -17,7 +16,6 @@ __all__ = [
     "bench_memory",
     "bench_model",
     "bench_serving",
-    "bench_training",
     "environment",
     "grid",
     "save_plot",

@@ -23,10 +23,9 @@ from .model import bench_model
 from .report import save_plot, table, to_markdown
 from .serving import bench_serving
 from .settings import Measurement, Setting
-from .training import bench_training
 
 #: What can be measured.
-KINDS = ("attention", "decode", "model", "memory", "training", "serving")
+KINDS = ("attention", "decode", "model", "memory", "serving")
 
 #: Large enough for a process' allocator to keep what it frees from now on, as after loading any model.
 _WARM_UP_BYTES = 31 * 2**20
@@ -76,7 +75,6 @@ def run_bench(
         "decode": lambda setting: [bench_decode(setting, seconds)],
         "model": lambda setting: bench_model(setting, base, adapter, device_map),
         "memory": lambda setting: [bench_memory(setting, "attention"), bench_memory(setting, "model")],
-        "training": lambda setting: bench_training(setting, seconds),
         "serving": lambda setting: bench_serving(setting, base, adapter, device_map),
     }
     results: list[Measurement] = []

@@ -31,7 +31,7 @@ def demo(
     epilog="Example: focus-hf bench --what attention,decode --lengths 2048,8192 --top-k 1,2 --json results.json"
 )
 def bench(
-    what: Annotated[str | None, typer.Option(help="Of attention, decode, model, memory, training, serving.")] = None,
+    what: Annotated[str | None, typer.Option(help="Of attention, decode, model, memory, serving.")] = None,
     adapter: Annotated[str | None, typer.Option(help="Adapter for `model`, `serving`: a folder or a Hub id.")] = None,
     device: Device = "cpu",
     device_map: DeviceMap = None,
