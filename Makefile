@@ -46,8 +46,7 @@ gpu: $(GPU_READY)
 	$(GPU_VENV)/bin/python -m pip freeze > $(GPU_OUT)/versions.txt
 	-$(GPU_VENV)/bin/python -m pytest -m gpu --timeout 900 tests/gpu > $(GPU_OUT)/tests.txt 2>&1
 	tail -n 3 $(GPU_OUT)/tests.txt
-	$(GPU_VENV)/bin/focus-hf bench --what predict --device cuda --heads 32 --kv-heads 8 --head-dim 128 --num-groups 64 \
-		--lengths 4096,8192,32768,131072 --batches 1,8,64 --json $(GPU_OUT)/kernels.json --markdown $(GPU_OUT)/kernels.md
+	$(GPU_VENV)/bin/python -m studies.predictions --device cuda --json $(GPU_OUT)/kernels.json > $(GPU_OUT)/kernels.md
 
 docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

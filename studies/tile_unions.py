@@ -1,4 +1,4 @@
-"""How many keys consecutive tokens read together: what a tile of the prompt kernel computes (`bench/work.py`).
+"""How many keys consecutive tokens read together: what a tile of the prompt kernel computes (`predictions/work.py`).
 
     python -m studies.tile_unions --model HuggingFaceTB/SmolLM2-135M-Instruct --text novel.txt
 

@@ -1,4 +1,4 @@
-"""The adapters in the repository: sound, what their cards say, made by the recipe and the texts that lie beside them."""
+"""The adapters in the repository: sound, what their cards say, made by the recipe and texts that lie beside them."""
 
 from __future__ import annotations
 

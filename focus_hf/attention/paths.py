@@ -21,7 +21,7 @@ from .token import gathered_focus_attention
 
 PATHS = ("auto", "triton", "grouped", "blocked", "gathered", "masked")
 
-#: From how many keys a path is taken; fewer are read sooner under a mask. `python -m focus_hf.bench.paths` measures
+#: From how many keys a path is taken; fewer are read sooner under a mask. `python -m studies.paths` measures
 #: when that is on a machine.
 PAYS_FROM = {"gathered": 1024, "blocked": 1024}
 

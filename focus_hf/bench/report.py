@@ -8,103 +8,30 @@ from typing import Any
 
 from rich.table import Table
 
-from .launches import Launches
-from .predict import Prediction
 from .settings import Measurement
 
 _COLUMNS = ("what", "tokens", "setting", "dense", "Focus", "ratio", "limit", "computed", "how")
 
-#: Of counts; numbers with strokes between them are those of each batch size.
-_LAUNCH_COLUMNS = ("what", "tokens", "routing", "path", "dense", "Focus", "host syncs", "waits for")
-
-#: Of predictions, likewise.
-_PREDICTED_COLUMNS: tuple[str, ...] = (
-    *("prediction", "device", "tokens", "groups", "path", "batch"),
-    *("predicted ratio", "in a CUDA graph", "limit", "launches", "measured"),
-)
-
 #: Columns of words; the others are numbers.
-_WORDS = ("what", "setting", "how", "routing", "path", "waits for", "prediction", "device", "groups")
-
-#: Titles of tables that would be taken for something else without one.
-_PREDICTED = "Predictions, not measurements: routing and attention of one layer"
-_TITLES: dict[tuple[str, ...], str] = {_PREDICTED_COLUMNS: _PREDICTED}
-
-Result = Measurement | Launches | Prediction
+_WORDS = ("what", "setting", "how")
 
 
-def tables(results: Sequence[Result], width: int) -> list[Table]:
-    """Rich tables of what was measured, counted, predicted; on a narrow screen without their last columns."""
-    return [_table(columns if width >= 140 else columns[:-1], rows) for columns, rows in _parts(results)]
-
-
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    result = Table(title=_TITLES.get(tuple(columns)) or _TITLES.get((*columns, "measured")))
+def table(results: Sequence[Measurement], width: int) -> Table:
+    """A rich table of what was measured; on a narrow screen without its last column."""
+    columns = _COLUMNS if width >= 140 else _COLUMNS[:-1]
+    shown = Table()
     for column in columns:
         is_text = column in _WORDS
-        result.add_column(column, justify="left" if is_text else "right", no_wrap=not is_text, overflow="fold")
-    for cells in rows:
-        result.add_row(*cells[: len(columns)])
-    return result
+        shown.add_column(column, justify="left" if is_text else "right", no_wrap=not is_text, overflow="fold")
+    for measured in results:
+        shown.add_row(*_cells(measured)[: len(columns)])
+    return shown
 
 
-def to_markdown(results: Sequence[Result]) -> str:
-    """Markdown tables, likewise."""
-    found = []
-    for columns, rows in _parts(results):
-        title = [f"{_TITLES[tuple(columns)]}\n"] if tuple(columns) in _TITLES else []
-        lines = [*title, "| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
-        found.append("\n".join([*lines, *("| " + " | ".join(cells) + " |" for cells in rows)]))
-    return "\n\n".join(found)
-
-
-def _parts(results: Sequence[Result]) -> list[tuple[Sequence[str], list[list[str]]]]:
-    """Columns and rows of each table that has any."""
-    measured = [_cells(result) for result in results if isinstance(result, Measurement)]
-    counted = [_launch_cells(result) for result in results if isinstance(result, Launches)]
-    predicted = [_predicted_cells(result) for result in results if isinstance(result, Prediction)]
-    parts = (_COLUMNS, measured), (_LAUNCH_COLUMNS, counted), (_PREDICTED_COLUMNS, predicted)
-    return [(columns, rows) for columns, rows in parts if rows]
-
-
-def _predicted_cells(predicted: Prediction) -> list[str]:
-    setting = predicted.setting
-    return [
-        predicted.phase,
-        predicted.device.name,
-        f"{setting.length:,}",
-        f"K={setting.num_groups} k={setting.top_k}",
-        predicted.path,
-        " / ".join(str(batch) for batch in predicted.dense),
-        _ratios(predicted.ratio),
-        _ratios(predicted.recorded) if predicted.device.overlaps else "",
-        f"{predicted.limit:.2f}x",
-        _by_batch(predicted.launches),
-        _ratios(predicted.measured),
-    ]
-
-
-def _ratios(ratios: dict[int, float]) -> str:
-    return " / ".join(f"{ratio:.2f}x" for ratio in ratios.values())
-
-
-def _launch_cells(counted: Launches) -> list[str]:
-    setting = counted.setting
-    return [
-        counted.phase,
-        f"{setting.length:,}",
-        f"K={setting.num_groups} k={setting.top_k} {counted.routing}",
-        counted.path,
-        _by_batch(counted.dense),
-        _by_batch(counted.focus),
-        _by_batch(counted.syncs),
-        ", ".join(f"{name} {count:,}" for name, count in sorted(counted.waits_for.items())),
-    ]
-
-
-def _by_batch(numbers: dict[int, int]) -> str:
-    found = list(numbers.values())
-    return f"{found[0]:,}" if len(set(found)) == 1 else " / ".join(f"{number:,}" for number in found)
+def to_markdown(results: Sequence[Measurement]) -> str:
+    """The table in Markdown, with all columns."""
+    rows = [_COLUMNS, ["---"] * len(_COLUMNS), *map(_cells, results)]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
 
 
 def _cells(measured: Measurement) -> list[str]:

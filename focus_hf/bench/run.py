@@ -18,18 +18,14 @@ from ..output import deliver
 from ..progress import progress_display
 from ..records import Results, check_writable, load_results, read_config, save_results
 from .attention import bench_attention, bench_decode
-from .devices import HERE
-from .launches import bench_launches
 from .memory import bench_memory
 from .model import bench_model
-from .predict import BATCHES, bench_predict
-from .report import Result, save_plot, tables, to_markdown
+from .report import save_plot, table, to_markdown
 from .serving import bench_serving
 from .settings import Measurement, Setting
-from .training import bench_training
 
 #: What can be measured.
-KINDS = ("attention", "decode", "model", "memory", "training", "serving", "launches", "predict")
+KINDS = ("attention", "decode", "model", "memory", "serving")
 
 #: Large enough for a process' allocator to keep what it frees from now on, as after loading any model.
 _WARM_UP_BYTES = 31 * 2**20
@@ -42,15 +38,13 @@ def run_bench(
     base: str | None = None,
     adapter: str | None = None,
     device_map: str | None = None,
-    on: Sequence[str] = (HERE,),
-    batches: Sequence[int] = BATCHES,
     write: bool = False,
     threads: int | None = None,
     seconds: float = 5.0,
     json_out: str | None = None,
     markdown: Path | None = None,
     plot: Path | None = None,
-) -> list[Result]:
+) -> list[Measurement]:
     """Measure every setting, show a table, and write what was asked for.
 
     Args:
@@ -59,8 +53,6 @@ def run_bench(
         base: model for ``"model"`` and ``"serving"``.
         adapter: for ``"model"`` and ``"serving"``, a folder or a Hub id; see `adapter_settings`.
         device_map: how accelerate spreads a model that is given; see `check_placement`.
-        on: devices for ``"predict"``, see `devices.check_devices`.
-        batches: for ``"predict"``.
         write: put the figures into the adapter's folder; its card shows them from then on.
         threads: of PyTorch on CPU.
         seconds: for each setting, at least.
@@ -78,17 +70,14 @@ def run_bench(
     if threads is not None:
         torch.set_num_threads(threads)
     torch.empty(_WARM_UP_BYTES, dtype=torch.uint8)  # freed at once
-    measure: dict[str, Callable[[Setting], Sequence[Result]]] = {
+    measure: dict[str, Callable[[Setting], Sequence[Measurement]]] = {
         "attention": lambda setting: [bench_attention(setting, seconds)],
         "decode": lambda setting: [bench_decode(setting, seconds)],
         "model": lambda setting: bench_model(setting, base, adapter, device_map),
         "memory": lambda setting: [bench_memory(setting, "attention"), bench_memory(setting, "model")],
-        "training": lambda setting: bench_training(setting, seconds),
         "serving": lambda setting: bench_serving(setting, base, adapter, device_map),
-        "launches": lambda setting: list(bench_launches(setting)),
-        "predict": lambda setting: list(bench_predict(setting, on, batches)),
     }
-    results: list[Result] = []
+    results: list[Measurement] = []
     with progress_display(Console(stderr=True)) as progress:
         task = progress.add_task("", total=len(kinds) * len(settings))
         for kind in kinds:
@@ -101,14 +90,14 @@ def run_bench(
                 progress.advance(task)
     facts = environment()
     document = {"environment": facts, "results": [measured.to_dict() for measured in results]}
-    shown: list[RenderableType] = [*tables(results, Console().width), Text(summary(facts))]
+    shown: list[RenderableType] = [table(results, Console().width), Text(summary(facts))]
     deliver(json.dumps(document, indent=2) + "\n", json_out, shown)
     if markdown is not None:
         write_atomically(markdown, f"{to_markdown(results)}\n\n{summary(facts)}\n".encode())
     if plot is not None:
-        save_plot((result for result in results if isinstance(result, Measurement)), plot)
+        save_plot(results, plot)
     if write and adapter is not None:
-        _write_speed([result for result in results if isinstance(result, Measurement)], adapter, summary(facts))
+        _write_speed(results, adapter, summary(facts))
     return results
 
 

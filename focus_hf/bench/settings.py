@@ -54,7 +54,7 @@ class Measurement:
     """What one setting gave.
 
     Args:
-        kind: what was measured: ``attention``, ``decode``, ``prefill``, ``generate``, ``memory``, ``training``,
+        kind: what was measured: ``attention``, ``decode``, ``prefill``, ``generate``, ``memory``,
             ``serving``, ``first token``.
         setting: where.
         dense, focus: median milliseconds of one call, or bytes.

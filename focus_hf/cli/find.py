@@ -23,12 +23,11 @@ if TYPE_CHECKING:
 def search(
     text: Annotated[str | None, typer.Argument(help="Part of the name.")] = None,
     base: Annotated[str | None, typer.Option(help="Hub id of the base model.")] = None,
-    domain: Annotated[str | None, typer.Option(help="Part of a tag, a data set's name or the name.")] = None,
     tag: Annotated[list[str] | None, typer.Option(help="Tag that must be there; may be repeated.")] = None,
     author: Annotated[str | None, typer.Option(help="User or organisation.")] = None,
     num_groups: Annotated[int | None, typer.Option(help="Groups per layer (K).", min=1)] = None,
     top_k: Annotated[int | None, typer.Option(help="Groups per token (k).", min=1)] = None,
-    group: Annotated[str | None, typer.Option(help="With a group about this: punctuation, verb, PROPN ...")] = None,
+    group: Annotated[str | None, typer.Option(help="With a group about this: punctuation, verbs ...")] = None,
     sort: Annotated[str, typer.Option(help="downloads, likes, date, perplexity.")] = "downloads",
     limit: Annotated[int, typer.Option(help="Results, at most.", min=1)] = 20,
     as_json: AsJson = False,
@@ -39,7 +38,6 @@ def search(
     found = search_hub(
         base,
         text=text,
-        domain=domain,
         tags=tag or (),
         author=author,
         num_groups=num_groups,

@@ -28,24 +28,11 @@ def fit(given: dict[str, Any], config: Path | None, as_json: bool) -> None:
     Lengths and numbers of windows go together: --seq-len 2048 --windows 24 --seq-len 8192 --windows 4. The dial is
     turned afterwards: set_routing(model, pairs=0.15).
     """
-    fit_adapter(fit_recipe(config, given), as_json)
-
-
-def fit_recipe(config: Path | None, given: dict[str, Any]) -> FitRecipe:
-    """The recipe of a YAML file and of flags.
-
-    Raises:
-        ValueError: a value is out of range, or training's and not fitting's.
-    """
-    return FitRecipe.from_values(config, given)
-
-
-def fit_adapter(recipe: FitRecipe, as_json: bool) -> None:
-    """Fit, and say what came out."""
     from ..card import write_card
     from ..fit import fit as fit_to
     from ..fit.words import afterwards, per_cent
 
+    recipe = FitRecipe.from_values(config, given)
     try:
         with progress_bars() as progress:
             result = fit_to(

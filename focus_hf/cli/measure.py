@@ -31,9 +31,7 @@ def demo(
     epilog="Example: focus-hf bench --what attention,decode --lengths 2048,8192 --top-k 1,2 --json results.json"
 )
 def bench(
-    what: Annotated[
-        str | None, typer.Option(help="Of attention, decode, model, memory, training, serving, launches, predict.")
-    ] = None,
+    what: Annotated[str | None, typer.Option(help="Of attention, decode, model, memory, serving.")] = None,
     adapter: Annotated[str | None, typer.Option(help="Adapter for `model`, `serving`: a folder or a Hub id.")] = None,
     device: Device = "cpu",
     device_map: DeviceMap = None,
@@ -41,15 +39,7 @@ def bench(
     num_groups: Annotated[str, typer.Option(help="Groups per layer (K), several with commas.")] = "8",
     top_k: Annotated[str | None, typer.Option(help="Groups per token (k), several with commas.")] = None,
     local_window: Annotated[str, typer.Option(help="Local window (w), several with commas.")] = "128",
-    dtype: Annotated[
-        str | None,
-        typer.Option(help="float32 (predictions for GPUs: bfloat16), bfloat16, float16; several with commas."),
-    ] = None,
-    on: Annotated[
-        str | None,
-        typer.Option(help="Devices to predict for: A100, H100, B200, here \\[default: all three, or here on CUDA]."),
-    ] = None,
-    batches: Annotated[str, typer.Option(help="Batch sizes to predict for, several with commas.")] = "1,8,64",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16; several with commas.")] = "float32",
     heads: Annotated[int, typer.Option(help="Query heads.", min=1)] = 8,
     kv_heads: Annotated[int | None, typer.Option(help="Key heads; as many as query heads by default.", min=1)] = None,
     head_dim: Annotated[int, typer.Option(help="Size of a head.", min=1)] = 64,
@@ -65,7 +55,6 @@ def bench(
     """Measure speed and memory against the best dense attention, in one interleaved run."""
     from ..adapter.placement import check_placement
     from ..bench import grid
-    from ..bench.devices import DEVICES, HERE
     from ..bench.run import KINDS, adapter_settings, run_bench
 
     what = what or ("attention,decode" if adapter is None else "model")
@@ -78,11 +67,6 @@ def bench(
         check_placement(device, device_map)
     if write and adapter is None:
         raise ValueError("--write puts the figures into an adapter's folder: give --adapter.")
-    on_gpu = device.startswith("cuda")
-    devices = (on or (HERE if on_gpu else ",".join(DEVICES))).split(",")
-    half = kinds == ["predict"] and (on_gpu or HERE not in devices)
-    if on is not None and "predict" not in kinds:
-        raise ValueError("--on names devices to predict for: give --what predict, too.")
     if unknown := [kind for kind in kinds if kind not in KINDS]:
         raise ValueError(f"--what must be of {', '.join(KINDS)}, got {unknown[0]!r}.")
     fixed = {"heads": heads, "kv_heads": kv_heads or heads, "head_dim": head_dim, "device": device, "kernel": kernel}
@@ -92,7 +76,7 @@ def bench(
             numbers("--num-groups", num_groups),
             numbers("--top-k", top_k or "1"),
             numbers("--local-window", local_window),
-            (dtype or ("bfloat16" if half else "float32")).split(","),
+            dtype.split(","),
             **fixed,
         )
     )
@@ -104,8 +88,6 @@ def bench(
         base=base,
         adapter=adapter,
         device_map=device_map,
-        on=devices,
-        batches=numbers("--batches", batches),
         write=write,
         threads=threads,
         seconds=seconds,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from functools import partial
 from pathlib import Path
@@ -31,7 +30,9 @@ def train(given: dict[str, Any], config: Path | None, as_json: bool) -> None:
     from ..train import RichProgress, last_checkpoint
     from ..train import train as train_adapter
 
-    recipe = _recipe(config, given)
+    if "trainer" in given:
+        given["trainer"] = named_values("--trainer", given["trainer"])
+    recipe = TrainRecipe.from_values(config, given)
     try:
         with progress_bars() as progress:
             result = train_adapter(
@@ -163,72 +164,16 @@ def evaluate_command(
         )
 
 
-@app.command(
-    epilog="Example: focus-hf compare --adapter my-adapter --adapter org/other-focus; or focus-hf compare --model "
-    "org/base --train-file law.txt --eval-file law-test.txt --retention-file general.txt --output-dir comparison"
-)
-@flags_of(
-    TrainRecipe,
-    more=[
-        inspect.Parameter(
-            "retention_file",
-            inspect.Parameter.KEYWORD_ONLY,
-            default=None,
-            annotation=Annotated[Path | None, typer.Option(help="Text of another domain.", exists=True)],
-        ),
-        inspect.Parameter(
-            "adapter",
-            inspect.Parameter.KEYWORD_ONLY,
-            default=None,
-            annotation=Annotated[
-                list[str] | None,
-                typer.Option(help="Of two adapters, given one by one: compare what was measured, train nothing."),
-            ],
-        ),
-        inspect.Parameter(
-            "lora_learning_rate",
-            inspect.Parameter.KEYWORD_ONLY,
-            default=2e-3,
-            annotation=Annotated[float, typer.Option(help="Of LoRA; centroids take --learning-rate.")],
-        ),
-        inspect.Parameter(
-            "json_out",
-            inspect.Parameter.KEYWORD_ONLY,
-            default=None,
-            annotation=JsonFile,
-        ),
-        CONFIG,
-    ],
-)
+@app.command(epilog="Example: focus-hf compare --adapter my-adapter --adapter org/other-focus")
 def compare(
-    given: dict[str, Any],
-    config: Path | None,
-    retention_file: Path | None,
-    adapter: list[str] | None,
-    lora_learning_rate: float,
-    json_out: str | None,
+    adapter: Annotated[list[str], typer.Option(help="Of two adapters, given one by one: a folder or a Hub id.")],
+    json_out: JsonFile = None,
 ) -> None:
-    """Compare two adapters of one base by what was measured; or train Focus and LoRA on the same windows."""
-    from ..compare import adapters_table, compare_adapters, compare_with_lora, comparison_table
+    """Compare two adapters of one base model by what was measured; nothing is run."""
+    from ..compare import adapters_table, compare_adapters
+    from ..hub import adapter_folder
     from ..output import deliver
 
-    if adapter:
-        from ..hub import adapter_folder
-
-        compared = compare_adapters([adapter_folder(name) for name in adapter])
-        document = json.dumps({"rows": [row.to_dict() for row in compared]}, indent=2) + "\n"
-        deliver(document, json_out, [adapters_table(adapter, compared)])
-        return
-    if retention_file is None:
-        raise ValueError("Give --retention-file, text of another domain, or two adapters with --adapter.")
-    recipe = _recipe(config, given)
-    with progress_bars() as progress:
-        rows = compare_with_lora(recipe, retention_file, lora_learning_rate, progress)
-    document = json.dumps({"rows": [row.to_dict() for row in rows]}, indent=2) + "\n"
-    deliver(document, json_out, [comparison_table(rows)])
-
-
-def _recipe(config: Path | None, given: dict[str, Any]) -> TrainRecipe:
-    if "trainer" in given:
-        given["trainer"] = named_values("--trainer", given["trainer"])
-    return TrainRecipe.from_values(config, given)
+    compared = compare_adapters([adapter_folder(name) for name in adapter])
+    document = json.dumps({"rows": [row.to_dict() for row in compared]}, indent=2) + "\n"
+    deliver(document, json_out, [adapters_table(adapter, compared)])

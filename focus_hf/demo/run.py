@@ -7,35 +7,26 @@ import os
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from huggingface_hub import HfApi
-from peft import get_peft_model
 from rich.console import Console
 from rich.progress import Progress
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from ..adapter import FocusConfig
-from ..adapter.save import save_adapter
 from ..card import FocusModelCard
-from ..evaluate import QualityRow, quality_figure, quality_table
-from ..evaluate.sample import take_sample
 from ..explore.command import run_explore
 from ..hub import load_adapted, push_to_hub
 from ..interpret.command import run_groups
 from ..local_hub import LocalHub
-from ..machine import measured_with
 from ..progress import progress_display, quiet_libraries
-from ..records import Evaluation, GroupReport, Results, save_results
-from ..records.adapter_files import weights_hash
 from ..texts import Texts, cut
-from ..train import RichProgress, train_centroids
+from ..train import RichProgress, TrainRecipe, train
 from .show import show_files, show_quality, show_step, show_visit
 from .texts import write_texts
 from .tiny_base import train_tiny_base
@@ -43,23 +34,10 @@ from .tiny_base import train_tiny_base
 BASE_STEPS, CENTROID_STEPS = 500, 120
 MAX_CONTEXT = 1024
 NUM_GROUPS = 4
-BATCH = 4
 CALIBRATION_WINDOWS = 32
 VALIDATION_WINDOWS = 24
 EXPLORED = 1024  # tokens on the explorer's page
 SEED = 0
-
-
-@dataclass
-class DemoReport:
-    """What the demo measured and where its files are."""
-
-    rows: list[QualityRow]
-    groups: GroupReport
-    visit: dict[str, Any]
-    adapter: Path
-    explorer: Path
-    seconds: float
 
 
 def run_demo(
@@ -68,7 +46,7 @@ def run_demo(
     out: str | os.PathLike[str],
     steps: int = CENTROID_STEPS,
     treebank: str | os.PathLike[str] | None = None,
-) -> DemoReport:
+) -> None:
     """Train centroids, look at their groups, push them to a local Hub, load them back as somebody else, and generate.
 
     Args:
@@ -87,48 +65,40 @@ def run_demo(
     started, out = time.monotonic(), Path(out)
     console = Console()
     quiet_libraries()
-    torch.manual_seed(SEED)
     training, held_out = write_texts(text, out)
 
     with progress_display(console) as progress:
-        model, tokenizer, base_folder = _base_model(base, training, out, progress)
-        context = min(MAX_CONTEXT, int(getattr(model.config, "max_position_embeddings", MAX_CONTEXT)))
-        windows = cut(training.token_ids(tokenizer), context, context // 4)
-        validation = cut(held_out.token_ids(tokenizer), context)[:VALIDATION_WINDOWS]
-        config = FocusConfig(
-            num_groups=NUM_GROUPS, top_k=1, local_window=max(16, context // 32), task_type="CAUSAL_LM"
-        )
-        model = get_peft_model(model, config)
-        shares = train_centroids(
-            model,
-            windows,
-            out / "trainer",
-            steps=steps,
-            batch_size=BATCH,
-            seed=SEED,
+        base_folder = _base_model(base, training, out / "base", progress)
+        positions = getattr(AutoConfig.from_pretrained(base_folder), "max_position_embeddings", MAX_CONTEXT)
+        context = min(MAX_CONTEXT, int(positions))
+        recipe = TrainRecipe(
+            model=str(base_folder),
+            output_dir=str(out / "adapter"),
+            train_file=[str(out / training.name)],
+            eval_file=[str(out / held_out.name)],
+            num_groups=NUM_GROUPS,
+            local_window=max(16, context // 32),
+            seq_len=context,
+            stride=context // 4,
+            max_steps=steps,
             calibration_windows=CALIBRATION_WINDOWS,
-            callbacks=[RichProgress(progress, "centroids")],
-            disable_tqdm=True,
-            logging_strategy="steps",
+            eval_windows=VALIDATION_WINDOWS,
             logging_steps=10,
+            overwrite=True,
+            seed=SEED,
         )
-        rows = _evaluate(model, validation, progress)
-
-    results = _results(rows, held_out, training, validation, max(shares.values()), steps)
-    show_quality(console, results, NUM_GROUPS)
-    adapter = save_adapter(model, out / "adapter")
-    quality_figure(rows, adapter / "figures" / "quality.png")
-    results.weights_sha256 = weights_hash(adapter)
-    save_results(results, adapter)
-    take_sample(model, validation[0], results.weights_sha256).save(adapter)
+        trained = train(recipe, [RichProgress(progress, "centroids")])
+    adapter = trained.folder
+    show_quality(console, trained.results, NUM_GROUPS)
 
     show_step(console, "Look inside", "what the groups hold, and a page that shows them token by token")
     measured_on = str(out / held_out.name)
-    groups = _groups(adapter, base_folder, measured_on, treebank, context, console)
+    _groups(adapter, base_folder, measured_on, treebank, context, console)
     explorer = _explorer(adapter, base_folder, measured_on, out, console)
     FocusModelCard.from_adapter(adapter, repo_id="demo/focus", base_model="demo/base").save(adapter / "README.md")
 
     show_step(console, "Share it", "push to a Hub on this machine, then load it from there in a fresh process")
+    model, tokenizer, _ = load_adapted(str(adapter), base=str(base_folder))
     with LocalHub(out / "hub") as hub:
         api = HfApi(endpoint=hub.endpoint, token=hub.token)
         api.create_repo("demo/base", exist_ok=True)
@@ -141,70 +111,27 @@ def run_demo(
             endpoint=hub.endpoint,
             token=hub.token,
         )
-        visit = _visit(model, validation[:1], hub.endpoint, out)
+        visit = _visit(model, cut(held_out.token_ids(tokenizer), context)[:1], hub.endpoint, out)
     show_visit(console, visit)
-    report = DemoReport(rows, groups, visit, adapter, explorer, time.monotonic() - started)
-    show_files(console, out, adapter, explorer, report.seconds)
-    return report
+    show_files(console, out, adapter, explorer, time.monotonic() - started)
 
 
-def _base_model(base: str | None, text: Texts, out: Path, progress: Progress) -> tuple[nn.Module, Any, Path]:
-    """The model, its tokenizer, and a folder that holds both, so that it can be pushed."""
-    folder = out / "base"
+def _base_model(base: str | None, text: Texts, folder: Path, progress: Progress) -> Path:
+    """A folder that holds the model and its tokenizer, so that both can be pushed."""
     if base is None:
-        return *train_tiny_base(text.documents[0], folder, progress, steps=BASE_STEPS, seed=SEED), folder
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(base), AutoTokenizer.from_pretrained(base)
-    if folder.resolve() != Path(base).resolve():
-        model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-    return model, tokenizer, folder
-
-
-def _evaluate(model: nn.Module, validation: Tensor, progress: Progress) -> list[QualityRow]:
-    top_ks = [1, 2]
-    task = progress.add_task("evaluation", total=2 + 2 * len(top_ks))
-    rows = []
-    for row in quality_table(model, validation, top_ks):
-        rows.append(row)
-        progress.advance(task)
-    return rows
-
-
-def _results(
-    rows: list[QualityRow], held_out: Texts, training: Texts, validation: Tensor, largest_group: float, steps: int
-) -> Results:
-    """Everything that `focus-hf verify` needs to measure again."""
-    count, context = validation.shape
-    evaluation = Evaluation(
-        held_out.name,
-        context,
-        [row.to_dict() for row in rows],
-        stride=context,
-        tokens=count * (context - 1),
-        revision=held_out.revision,
-        source=held_out.source,
-    )
-    facts = {
-        "command": "focus-hf demo",
-        "data": training.name,
-        "data revision": training.revision,
-        "source": training.source,
-        "optimizer steps": steps,
-        "windows per step": BATCH,
-        "seed": SEED,
-        "window": context,
-        "stride": context // 4,
-        "calibration windows": CALIBRATION_WINDOWS,
-    }
-    return Results([evaluation], largest_group=largest_group, measured_with=measured_with(), training=facts)
+        train_tiny_base(text.documents[0], folder, progress, steps=BASE_STEPS, seed=SEED)
+    elif folder.resolve() != Path(base).resolve():
+        AutoModelForCausalLM.from_pretrained(base).save_pretrained(folder)
+        AutoTokenizer.from_pretrained(base).save_pretrained(folder)
+    return folder
 
 
 def _groups(
     adapter: Path, base: Path, text: str, treebank: str | os.PathLike[str] | None, context: int, console: Console
-) -> GroupReport:
+) -> None:
     """As `focus-hf groups --write` does, so that the card shows it."""
     with progress_display(console) as progress:
-        return run_groups(
+        run_groups(
             str(adapter),
             load=partial(load_adapted, base=str(base)),
             progress=progress,

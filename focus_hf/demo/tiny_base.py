@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
-from typing import Any
 
+import torch
 from rich.progress import Progress
-from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, PrinterCallback, Trainer
 from transformers import TrainingArguments as Arguments
 
@@ -44,14 +43,9 @@ def train_tokenizer(text: str) -> PreTrainedTokenizerFast:
     )
 
 
-def train_tiny_base(
-    text: str, folder: Path, progress: Progress, *, steps: int, seed: int = 0
-) -> tuple[nn.Module, Any]:
-    """Train the tokenizer and the model on a text and save both.
-
-    Returns:
-        The model (one million parameters, context 512) and its tokenizer.
-    """
+def train_tiny_base(text: str, folder: Path, progress: Progress, *, steps: int, seed: int = 0) -> None:
+    """Train the tokenizer and the model (one million parameters, context 512) on a text and save both."""
+    torch.manual_seed(seed)
     tokenizer = train_tokenizer(text)
     windows = tokenize_windows(tokenizer, text, CONTEXT, stride=CONTEXT // 8)
     model = LlamaForCausalLM(
@@ -92,7 +86,5 @@ def train_tiny_base(
     )
     trainer.remove_callback(PrinterCallback)
     trainer.train()
-    model.eval()
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    return model, tokenizer

@@ -24,6 +24,7 @@ from ..adapter import (
 )
 from ..attention import Pattern
 from ..evaluate.modes import Mode, attending, device_of
+from ..interpret.run import setting_of
 from .data import LONGEST_WINDOW, TARGETS, ExplorerData, Head
 from .text import Passage, passages
 from .weights import Stretch, Weights, stretches, weights_of
@@ -106,13 +107,6 @@ def bands_of_text(config: FocusConfig, length: int) -> int:
     while (max(config.local_window, 1) << bands) < length - 1:
         bands += 1
     return min(bands, config.num_bands) if config.by_cells else bands
-
-
-def setting_of(config: FocusConfig) -> str:
-    """Where the dial stands, as one sets it."""
-    if not config.by_cells:
-        return f"top_k={config.top_k}"
-    return f"threshold={config.threshold:g}" if config.pairs is None else f"pairs={config.pairs:g}"
 
 
 class _Reading:

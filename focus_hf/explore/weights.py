@@ -11,6 +11,7 @@ from torch import Tensor
 from ..adapter import Seen
 from ..attention import Pattern, attended_pairs
 from ..attention.definition import bands_of, dense_pairs
+from ..interpret.weights import scores_of, softmax_over
 
 #: Queries whose weights are spelled out at a time; bounds memory at a few heads times ``CHUNK x T``.
 CHUNK = 256
@@ -83,25 +84,7 @@ def weights_of(seen: Seen, stretch: Stretch, head: int | None) -> Weights:
     pairs, possible = (of[(head or 0) * of.shape[0] // kv_heads] for of in (stretch.pairs, stretch.possible))
     read, dense = (torch.zeros(pairs.shape, device=pairs.device) for _ in range(2))
     for query_head in chosen:
-        scores = _scores(seen, stretch, query_head, query_head // each)
-        read += _softmax(seen, query_head, scores, pairs)
-        dense += _softmax(seen, query_head, scores, possible)
+        scores = scores_of(seen, query_head, slice(stretch.start, stretch.stop), slice(0, stretch.stop))
+        read += softmax_over(seen, query_head, scores, pairs)
+        dense += softmax_over(seen, query_head, scores, possible)
     return Weights(read / len(chosen), dense / len(chosen), pairs, possible)
-
-
-def _scores(seen: Seen, stretch: Stretch, query_head: int, key_head: int) -> Tensor:
-    """float32 ``(Q, S)``."""
-    how, rows, columns = seen.scores, slice(stretch.start, stretch.stop), slice(0, stretch.stop)
-    scores = (seen.query[0, query_head, rows].float() @ seen.key[0, key_head, columns].float().T) * how.scale
-    if how.softcap is not None:
-        scores = how.softcap * torch.tanh(scores / how.softcap)
-    bias = how.part(rows, columns).bias
-    return scores if bias is None else scores + bias[0, min(query_head, bias.shape[1] - 1)]
-
-
-def _softmax(seen: Seen, query_head: int, scores: Tensor, pairs: Tensor) -> Tensor:
-    scores, sinks = scores.masked_fill(~pairs, float("-inf")), seen.scores.sink_logits
-    if sinks is not None:
-        column = sinks[query_head].float().expand(len(scores), 1)
-        scores = torch.cat([scores, column], dim=-1)
-    return scores.softmax(dim=-1)[:, : pairs.shape[1]]

@@ -19,7 +19,7 @@ LARGEST_FILE = 64 * 1024 * 1024
 LARGEST = {CONFIG_FILE: 1024 * 1024, RESULTS_FILE: 8 * 1024 * 1024, "README.md": 4 * 1024 * 1024}
 
 #: Names that are the same file on every system; no part of them leads elsewhere or means a device.
-_NAME = re.compile(r"(figures/|\.eval_results/)?[^\W_][\w. +()-]{0,200}")
+_NAME = re.compile(r"(figures/)?[^\W_][\w. +()-]{0,200}")
 _DEVICE = re.compile(r"(con|prn|aux|nul|(com|lpt)[0-9])\b", re.IGNORECASE)
 
 

@@ -19,7 +19,6 @@ from ..card.read import CARD, read_card
 from ..escape import one_line
 from ..files import write_atomically
 from ..records.results import Results, load_results, save_results
-from .benchmarks import write_benchmark_results
 from .bounds import Bounds
 from .errors import LONGEST_REASON, HubError, hub_errors
 from .files import adapter_files
@@ -122,8 +121,6 @@ def push_to_hub(
         base = name_base(folder, base_model, api)
         card = FocusModelCard.from_adapter(folder, repo_id=repo_id, base=base, endpoint=api.endpoint, **card_options)
         written = read_card(folder)
-        with hub_errors(repo_id, api.endpoint):
-            write_benchmark_results(load_results(folder), folder, api)
         before: Remote | None = None
         for number in range(_TRIES):
             if number:

@@ -12,6 +12,7 @@ from huggingface_hub import EvalResult, HfApi, ModelInfo
 
 from ..escape import one_line
 from ..records.adapter_files import CONFIG_FILE, GROUPS_FILE, HUB_TAG, AdapterFileError, read_config
+from ..records.group_facts import NAMELESS
 from ..records.group_report import GroupReport
 from ..records.typed import is_number
 from .errors import HubError, hub_errors
@@ -23,14 +24,6 @@ SORTS = ("downloads", "likes", "date", "perplexity")
 
 #: What the Hub calls them; it knows no perplexities.
 _SERVER_SORTS = {"likes": "likes", "date": "lastModified"}
-
-#: What people call parts of speech (Universal Dependencies), and the other way round.
-_NAMES = {
-    "ADJ": "adjective", "ADP": "preposition", "ADV": "adverb", "AUX": "auxiliary", "CCONJ": "conjunction",
-    "DET": "determiner", "INTJ": "interjection", "NOUN": "noun", "NUM": "number", "PART": "particle",
-    "PRON": "pronoun", "PROPN": "name", "PUNCT": "punctuation", "SCONJ": "conjunction", "SYM": "symbol",
-    "VERB": "verb", "digits": "number",
-}  # fmt: skip
 
 #: Repositories without our tag whose configuration a search reads.
 MOST_UNTAGGED = 40
@@ -83,7 +76,6 @@ def search(
     base_model: str | None = None,
     *,
     text: str | None = None,
-    domain: str | None = None,
     tags: Sequence[str] = (),
     author: str | None = None,
     num_groups: int | None = None,
@@ -102,11 +94,10 @@ def search(
     Args:
         base_model: Hub id of the base model.
         text: part of the repository's name.
-        domain: part of a tag, of a data set's name or of the repository's name.
         tags: all of them must be there.
         author: user or organisation.
         num_groups, top_k: of the adapter.
-        group: only adapters with a group about this: ``"punctuation"``, ``"verb"``, ``"PROPN"``.
+        group: only adapters with a group about this, as its report says: ``"punctuation"``, ``"verbs"``.
         sort: one of `SORTS`.
         limit: results, at most.
         token: access token; the one of ``hf auth login`` by default.
@@ -142,7 +133,7 @@ def search(
                 )
                 if not set(of_base) <= _tags(model) and adapter.base_model != base_model:
                     continue
-                if not wanted or (domain and not _about(model, adapter, domain)):
+                if not wanted:
                     continue
                 if group is not None:
                     adapter.groups = [where for where in _groups(model, hub) if _matches(where, group)]
@@ -271,23 +262,18 @@ def _number(value: Any, kind: type) -> Any:
     return kind(value) if is_number(value) else None
 
 
-def _about(model: ModelInfo, adapter: Found, domain: str) -> bool:
-    return any(domain.lower() in name.lower() for name in (model.id, *(model.tags or ()), *adapter.datasets))
-
-
 def _groups(model: ModelInfo, hub: Hub) -> Iterator[str]:
-    """What each group of an adapter is about, and where it is: ``"PUNCT (layer 2, group 3)"``."""
+    """What each group of an adapter is about, and where it is: ``"punctuation (layer 2, group 3)"``."""
     if not model.sha or GROUPS_FILE not in files(model):
         return
     report = GroupReport.from_json(hub.fetch(model, GROUPS_FILE, _LARGEST_REPORT))
     for number, layer in enumerate(report.layers):
         where = f"layer {number}" if layer.head is None else layer.title
         for place, group in enumerate(layer.groups):
-            if group.label not in ("mixed", "empty"):
-                yield f"{group.label} ({where}, group {place})"
+            if group.name not in NAMELESS:
+                yield f"{group.name} ({where}, group {place})"
 
 
 def _matches(where: str, wanted: str) -> bool:
-    label = where.partition(" (")[0]
-    names = {label.lower(), _NAMES.get(label, label).lower()}
-    return wanted.lower().rstrip("s") in {name.rstrip("s") for name in names}
+    """Whether a group is about this, in the singular or plural."""
+    return where.partition(" (")[0].lower().rstrip("s") == wanted.lower().rstrip("s")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -22,23 +22,22 @@ class Window:
 
     Args:
         ids: token ids ``(T,)``.
-        gold: for each token and each kind of category (``"upos"``, ``"deprel"``) a number, -1 for none;
-            empty for plain text.
+        gold: each token's part of speech as a number, -1 for none; ``None`` for plain text.
     """
 
     ids: Tensor
-    gold: dict[str, np.ndarray] = field(default_factory=dict)
+    gold: np.ndarray | None = None
 
 
 class LayerCounts:
     """What the groups of one layer, or of one head that routes by itself, hold."""
 
-    def __init__(self, router: Router, num_groups: int, vocabulary: int) -> None:
+    def __init__(self, router: Router, num_groups: int, vocabulary: int, parts: int) -> None:
         self.name, self.num_groups = router.name, num_groups
         self.head = router.head if isinstance(router, HeadView) else None
         self.by_token = np.zeros((vocabulary, num_groups), dtype=np.int32)  # by far the largest table
         self.sample: list[np.ndarray] = []
-        self.gold: dict[str, np.ndarray] = {}
+        self.gold = np.zeros((num_groups, parts), dtype=np.int64)
 
     @property
     def sizes(self) -> np.ndarray:
@@ -55,21 +54,21 @@ class Collected:
         ids: ids of the sampled tokens, window after window; ``layers[i].sample`` holds their groups.
         windows: lengths of the sampled windows.
         tokens: all tokens read.
-        gold_by_token: for each kind of category, counts ``(vocabulary, categories)``.
+        gold_by_token: counts ``(vocabulary, parts of speech)``; ``None`` for plain text.
     """
 
     layers: list[LayerCounts]
     ids: np.ndarray
     windows: list[int]
     tokens: int
-    gold_by_token: dict[str, np.ndarray] = field(default_factory=dict)
+    gold_by_token: np.ndarray | None = None
 
 
 def collect(
     model: nn.Module,
     windows: Iterable[Window],
     *,
-    categories: dict[str, int] | None = None,
+    parts: int = 0,
     only: Collection[str] | None = None,
     tick: Callable[[int], None] = lambda tokens: None,
 ) -> Collected:
@@ -78,7 +77,7 @@ def collect(
     Args:
         model: with an active Focus adapter.
         windows: of text.
-        categories: how many there are of each kind in `Window.gold`.
+        parts: of speech in `Window.gold`; 0 for plain text.
         only: names of the layers or heads to count; all of them by default.
         tick: called with the tokens of each window that has been read.
     """
@@ -90,13 +89,13 @@ def collect(
         if only is not None and router.name not in only:
             return
         if router.name not in counts:
-            counts[router.name] = LayerCounts(router, scores.shape[-1], vocabulary)
+            counts[router.name] = LayerCounts(router, scores.shape[-1], vocabulary, parts)
         seen[router.name] = final_scores(router, scores[0]).argmax(dim=-1).cpu().numpy()
 
     ids_kept: list[np.ndarray] = []
     lengths: list[int] = []
     total = 0
-    gold_by_token = {kind: np.zeros((vocabulary, size), dtype=np.int64) for kind, size in (categories or {}).items()}
+    gold_by_token = np.zeros((vocabulary, parts), dtype=np.int64) if parts else None
     with attending(model, Mode("hard")), observe_routing(model, look), torch.no_grad():
         for window in windows:
             model(input_ids=window.ids[None].to(device_of(model)), use_cache=False)
@@ -105,11 +104,10 @@ def collect(
                 ids_kept.append(window.ids.numpy())
                 lengths.append(len(window.ids))
             for name, group in seen.items():
-                _add(counts[name], window, group, keep, categories or {})
-            for kind, table in gold_by_token.items():
-                if kind in window.gold:
-                    known = window.gold[kind] >= 0
-                    np.add.at(table, (window.ids.numpy()[known], window.gold[kind][known]), 1)
+                _add(counts[name], window, group, keep)
+            if gold_by_token is not None and window.gold is not None:
+                known = window.gold >= 0
+                np.add.at(gold_by_token, (window.ids.numpy()[known], window.gold[known]), 1)
             total += len(window.ids)
             tick(len(window.ids))
     if not total:
@@ -117,12 +115,10 @@ def collect(
     return Collected(list(counts.values()), np.concatenate(ids_kept), lengths, total, gold_by_token)
 
 
-def _add(layer: LayerCounts, window: Window, group: np.ndarray, keep: bool, categories: dict[str, int]) -> None:
+def _add(layer: LayerCounts, window: Window, group: np.ndarray, keep: bool) -> None:
     np.add.at(layer.by_token, (window.ids.numpy(), group), 1)
     if keep:
         layer.sample.append(group.astype(np.int16))
-    for kind, size in categories.items():
-        table = layer.gold.setdefault(kind, np.zeros((layer.num_groups, size), dtype=np.int64))
-        if kind in window.gold:
-            known = window.gold[kind] >= 0
-            np.add.at(table, (group[known], window.gold[kind][known]), 1)
+    if window.gold is not None:
+        known = window.gold >= 0
+        np.add.at(layer.gold, (group[known], window.gold[known]), 1)

@@ -99,14 +99,15 @@ def layer_facts(
     """
     generator, detail = np.random.default_rng(seed), _Detail.of(found)
     sample = np.concatenate(layer.sample)
-    agreements: dict[str, Any] = {}
-    for kind, table in layer.gold.items():
-        agreements[kind] = {
-            "groups": agreement(table).to_dict(),
-            "random": agreement(random_table(table, seed)).to_dict(),
-            "lookup": agreement(lookup_table(layer.by_token, found.gold_by_token[kind])).to_dict(),
+    gold, agreements = None, dict[str, Any]()
+    if found.gold_by_token is not None:
+        gold = layer.gold
+        agreements["upos"] = {
+            "groups": agreement(gold),
+            "random": agreement(random_table(gold, seed)),
+            "lookup": agreement(lookup_table(layer.by_token, found.gold_by_token)),
         }
-    names = namer.names(layer.by_token, layer.gold.get("upos"))
+    names = namer.names(layer.by_token, gold)
     home = layer.by_token.argmax(axis=1)
     groups = [_group(layer, group, names[group], home, found, words, detail) for group in range(layer.num_groups)]
     facts = LayerFacts(

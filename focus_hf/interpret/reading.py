@@ -17,6 +17,7 @@ from ..attention.definition import bands_of
 from ..evaluate.modes import Mode, attending, device_of
 from ..evaluate.perplexity import token_losses
 from .collect import Window
+from .weights import scores_of, softmax_over
 
 #: Pairs kept of each head.
 PAIRS = 5
@@ -175,19 +176,10 @@ def _members(seen: Seen, head: int) -> tuple[Tensor, Tensor]:
 
 def _weights(seen: Seen, queries: range, allowed: Tensor) -> Tensor:
     """Attention weights, mean over these query heads: float32 ``(T, T)``."""
-    per, how = seen.query.shape[1] // seen.key.shape[1], seen.scores
-    total = seen.query.new_zeros(allowed.shape[-2:], dtype=torch.float32)
+    whole, total = slice(0, seen.query.shape[2]), torch.zeros(allowed.shape[-2:], device=seen.query.device)
     for head in queries:
-        scores = (seen.query[0, head].float() @ seen.key[0, head // per].float().T) * how.scale
-        if how.softcap is not None:
-            scores = how.softcap * torch.tanh(scores / how.softcap)
-        if how.bias is not None:
-            scores = scores + how.bias[0, min(head, how.bias.shape[1] - 1)].float()
-        scores = scores.masked_fill(~allowed[_row(head, allowed, seen.query)], float("-inf"))
-        if how.sink_logits is not None:  # takes part in the softmax, and is no token
-            sink = how.sink_logits[head].float().expand(len(scores), 1)
-            scores = torch.cat([scores, sink], dim=-1)
-        total += scores.softmax(dim=-1)[:, : total.shape[1]]
+        scores = scores_of(seen, head, whole, whole)
+        total += softmax_over(seen, head, scores, allowed[_row(head, allowed, seen.query)])
     return total / len(queries)
 
 

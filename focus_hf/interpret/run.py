@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from ..adapter import focus_layers
+from ..adapter import FocusConfig, focus_layers
 from ..adapter.discovery import find_attention
 from ..machine import measured_with
 from ..records.group_report import GroupReport
@@ -79,10 +79,10 @@ def group_report(
     by_head = focus_layers(model)[0].routing_config.by_cells
     chosen = set(by_far[: heads or MOST_HEADS]) if by_head and by_far else None
     lost = loss_without(model, [one for one in reading if chosen is None or one in chosen], longest[:ABLATED], tick)
-    found = collect(model, windows, categories=None if gold is None else gold.sizes, only=chosen, tick=tick)
+    found = collect(model, windows, parts=0 if gold is None else len(gold.parts), only=chosen, tick=tick)
     words = Words(tokenizer, found)
-    parts = () if gold is None else tuple(gold.names["upos"])
-    namer = Namer(words.texts, words.profiles, words.counts, found.gold_by_token.get("upos"), parts)
+    parts = () if gold is None else tuple(gold.parts)
+    namer = Namer(words.texts, words.profiles, words.counts, found.gold_by_token, parts)
     config = focus_layers(model)[0].routing_config
     facts: dict[str, Any] = {"name": name, "revision": revision, "tokens": found.tokens, "window": window}
     if gold is not None:
@@ -97,7 +97,7 @@ def group_report(
         text=facts,
         layers=layers,
         bands=config.pattern.band_starts(),
-        setting=_setting(config),
+        setting=setting_of(config),
         strip=[words.shown(token) for token in found.ids[:STRIP]],
         base_model=config.base_model_name_or_path,
         attention_layers=sum(1 for _ in find_attention(model)),
@@ -108,8 +108,8 @@ def group_report(
     )
 
 
-def _setting(config: Any) -> str:
-    """As `set_routing` takes it."""
+def setting_of(config: FocusConfig) -> str:
+    """Where the dial stands, as `set_routing` takes it."""
     if not config.by_cells:
         return f"top_k={config.top_k}"
     return f"pairs={config.pairs:g}" if config.pairs is not None else f"threshold={config.threshold:g}"

@@ -6,7 +6,6 @@ import ast
 import io
 import keyword
 import tokenize
-from collections.abc import Iterator
 
 from .treebank import Document, Word
 
@@ -31,8 +30,7 @@ def read_python(source: str) -> Document:
 
     A word's ``upos`` says what it is: KEYWORD, OPEN and CLOSE (brackets), OPERATOR, NUMBER, STRING, COMMENT, NEWLINE,
     INDENT; and of a name what it is there for: DEFINITION (of a function or class), PARAMETER, CALL, ATTRIBUTE,
-    IMPORT, TARGET (it is assigned to), VARIABLE (it is read). ``deprel`` is the statement that it stands in, as `ast`
-    calls it.
+    IMPORT, TARGET (it is assigned to), VARIABLE (it is read).
 
     Raises:
         ValueError: it is no Python.
@@ -42,26 +40,25 @@ def read_python(source: str) -> Document:
         tokens = list(tokenize.generate_tokens(io.StringIO(source).readline))
     except (SyntaxError, tokenize.TokenError, RecursionError) as error:
         raise ValueError(f"no Python that this version reads ({error})") from None
-    lines = source.splitlines(keepends=True)
+    lines = list(io.StringIO(source))
     starts = [0]
     for line in lines:
         starts.append(starts[-1] + len(line))
-    roles, statements = _roles(tree), _statements(tree, len(lines))
+    roles, imports = _roles(tree), _lines_of_imports(tree)
     words: list[Word] = []
     before = ""
     for token in tokens:
         row, column = token.start
         kind = _kind(token, roles.get((row, len(lines[row - 1][:column].encode()))) if row <= len(lines) else None)
         if kind == "NAME":
-            imports = statements[row - 1] in ("Import", "ImportFrom")
-            kind = "DEFINITION" if before in ("def", "class") else "IMPORT" if imports else "VARIABLE"
+            kind = "DEFINITION" if before in ("def", "class") else "IMPORT" if row in imports else "VARIABLE"
         stop = starts[token.end[0] - 1] + token.end[1] if token.end[0] <= len(lines) else len(source)
         start = starts[row - 1] + column if row <= len(lines) else len(source)
         if kind and start < stop:
             first = source[starts[row - 1] : start]
             if first and first.isspace():
-                words.append(Word(starts[row - 1], start, "INDENT", statements[row - 1]))
-            words.append(Word(start, stop, kind, statements[row - 1]))
+                words.append(Word(starts[row - 1], start, "INDENT"))
+            words.append(Word(start, stop, kind))
         before = token.string
     return Document(source, words)
 
@@ -99,17 +96,6 @@ def _last_name(node: ast.expr) -> _Place:
     return node.lineno, node.col_offset
 
 
-def _statements(tree: ast.AST, count: int) -> list[str]:
-    """The innermost statement of each line."""
-    found = ["Module"] * count
-    for node in _outer_first(tree):
-        last = node.end_lineno or node.lineno
-        found[node.lineno - 1 : last] = [type(node).__name__] * (last - node.lineno + 1)
-    return found
-
-
-def _outer_first(tree: ast.AST) -> Iterator[ast.stmt]:
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.stmt):
-            yield node
-        yield from _outer_first(node)
+def _lines_of_imports(tree: ast.AST) -> set[int]:
+    statements = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+    return {line for node in statements for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)}

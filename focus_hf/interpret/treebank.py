@@ -1,4 +1,4 @@
-"""Treebanks (Universal Dependencies, or code): words with their gold categories, and where they stand in the text."""
+"""Treebanks (Universal Dependencies, or code): words with their parts of speech, and where they stand in the text."""
 
 from __future__ import annotations
 
@@ -16,13 +16,11 @@ class Word:
     Args:
         start, stop: characters of its form in the document's text; words of one multi-word token share them.
         upos: universal part of speech; of code what `read_python` calls a word.
-        deprel: dependency relation, without its subtype; of code the statement.
     """
 
     start: int
     stop: int
     upos: str
-    deprel: str
 
 
 @dataclass
@@ -115,7 +113,7 @@ def _append(document: Document, sentence: Any) -> None:
     """Add a sentence's text and words, or nothing at all.
 
     Raises:
-        ValueError: its words are not in its text, or lack their categories.
+        ValueError: its words are not in its text, or lack their parts of speech.
     """
     rows = _surface(sentence)
     text = sentence.metadata.get("text") or _spelled(rows)
@@ -129,10 +127,9 @@ def _append(document: Document, sentence: Any) -> None:
             raise ValueError(f"word {form!r} is not in the sentence's text")
         place = start + len(form)
         for member in members:
-            if not member["upos"] or member["upos"] == "_" or not member["deprel"]:
-                raise ValueError(f"word {form!r} has no part of speech or relation")
-            relation = member["deprel"].partition(":")[0]
-            words.append(Word(shift + start, shift + place, member["upos"], relation))
+            if not member["upos"] or member["upos"] == "_":
+                raise ValueError(f"word {form!r} has no part of speech")
+            words.append(Word(shift + start, shift + place, member["upos"]))
     if not words:
         raise ValueError("no words")
     document.text += separator + text

@@ -1,4 +1,4 @@
-"""Texts and treebanks as windows of tokens with their gold categories."""
+"""Texts and treebanks as windows of tokens with their parts of speech."""
 
 from __future__ import annotations
 
@@ -15,23 +15,19 @@ from .treebank import Treebank, align
 
 @dataclass
 class Gold:
-    """Gold categories of a treebank.
+    """A treebank as it is read.
 
     Args:
-        names: for each kind (``"upos"``, ``"deprel"``) the categories' names.
-        windows: tokens with their categories.
+        parts: names of its parts of speech.
+        windows: tokens with their parts of speech.
         words: words read.
         skipped: sentences that could not be read.
     """
 
-    names: dict[str, list[str]]
+    parts: list[str]
     windows: list[Window]
     words: int
     skipped: list[str] = field(default_factory=list)
-
-    @property
-    def sizes(self) -> dict[str, int]:
-        return {kind: len(names) for kind, names in self.names.items()}
 
 
 def text_windows(tokenizer: Any, texts: Sequence[str], length: int) -> Iterator[Window]:
@@ -52,7 +48,7 @@ def text_windows(tokenizer: Any, texts: Sequence[str], length: int) -> Iterator[
 
 
 def treebank_windows(tokenizer: Any, treebank: Treebank, length: int) -> Gold:
-    """Windows of a treebank's documents, each token with the categories of the word that it belongs to.
+    """Windows of a treebank's documents, each token with the part of speech of the word that it belongs to.
 
     Raises:
         ValueError: the tokenizer cannot tell where its tokens stand in the text.
@@ -63,25 +59,18 @@ def treebank_windows(tokenizer: Any, treebank: Treebank, length: int) -> Gold:
             "Load a fast tokenizer, or use plain text."
         )
     words = [word for document in treebank.documents for word in document.words]
-    names = {
-        "upos": sorted({word.upos for word in words}),
-        "deprel": sorted({word.deprel for word in words}),
-    }
-    numbers = {kind: {name: number for number, name in enumerate(of_kind)} for kind, of_kind in names.items()}
+    parts = sorted({word.upos for word in words})
     windows = []
     for document in treebank.documents:
         coded = tokenizer(document.text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
         ids = torch.tensor(coded["input_ids"], dtype=torch.long)
         owners = align(_without_spaces(coded["offset_mapping"], document.text), document.words)
-        gold = {
-            "upos": np.array([-1 if w < 0 else numbers["upos"][document.words[w].upos] for w in owners]),
-            "deprel": np.array([-1 if w < 0 else numbers["deprel"][document.words[w].deprel] for w in owners]),
-        }
+        gold = np.array([-1 if owner < 0 else parts.index(document.words[owner].upos) for owner in owners])
         for start in range(0, len(ids), length):
             part = slice(start, start + length)
             if len(ids[part]) > 1:
-                windows.append(Window(ids[part], {kind: values[part] for kind, values in gold.items()}))
-    return Gold(names, windows, len(words), treebank.skipped)
+                windows.append(Window(ids[part], gold[part]))
+    return Gold(parts, windows, len(words), treebank.skipped)
 
 
 def _without_spaces(offsets: Sequence[tuple[int, int]], text: str) -> list[tuple[int, int]]:

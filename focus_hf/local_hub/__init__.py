@@ -3,7 +3,8 @@
 The real `huggingface_hub` client talks to it through ``HF_ENDPOINT`` or ``HfApi(endpoint=...)``, a browser through its
 pages. Repositories are real bare git repositories. It needs the extra ``focus-hf[hub]``.
 
-What it does not have is Xet storage. Files up to 64 MB are committed directly, so every client works as it is; for
+What it does not have: likes, discussions that are no pull requests, requests for access to gated files (their owner
+grants it), and Xet storage. Files up to 64 MB are committed directly, so every client works as it is; for
 larger ones set ``HF_HUB_DISABLE_XET=1`` before starting Python, and they go through Git LFS.
 """
 

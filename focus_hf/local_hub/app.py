@@ -12,10 +12,9 @@ from starlette.datastructures import MutableHeaders
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from . import pull_requests as pulls
 from . import routes_commits as commits
-from . import routes_discussions as discussions
 from . import routes_files as files
-from . import routes_gate as gate
 from . import routes_lfs as lfs
 from . import routes_pages as pages
 from . import routes_repos as repos
@@ -90,21 +89,17 @@ def create_app(
 def _api_routes() -> list[Route]:
     api, delete, post, put = "/api/{kind}/{namespace}/{name}", ["DELETE"], ["POST"], ["PUT"]
     both = [*post, *delete]
-    talk = f"{api}/discussions"
-    ask = f"{api}/user-access-request"
+    one = f"{api}/discussions/{{number:int}}"
     return [
         Route("/api/whoami-v2", repos.whoami),
         Route("/api/validate-yaml", repos.validate_yaml, methods=post),
         Route("/api/repos/create", repos.create_repo, methods=post),
         Route("/api/repos/delete", repos.delete_repo, methods=delete),
-        Route("/api/users/{user}/likes", repos.liked),
         Route("/api/{kind}", repos.list_repos),
         Route(api, repos.info),
         Route(f"{api}/settings", repos.settings, methods=put),
         Route(f"{api}/auth-check", repos.auth_check),
         Route(f"{api}/auth-check/{{write}}", repos.auth_check),
-        Route(f"{api}/like", repos.like, methods=both),
-        Route(f"{api}/likers", repos.likers),
         Route(f"{api}/revision/{{revision:reference}}", repos.info),
         Route(f"{api}/tree/{{revision:reference}}", trees.tree),
         Route(f"{api}/tree/{{revision:reference}}/{{path:file}}", trees.tree),
@@ -116,17 +111,12 @@ def _api_routes() -> list[Route]:
         Route(f"{api}/preupload/{{revision:reference}}", commits.preupload, methods=post),
         Route(f"{api}/xet-write-token/{{revision:reference}}", commits.xet_token),
         Route(f"{api}/commit/{{revision:reference}}", commits.commit, methods=post),
-        Route(f"{ask}/handle", gate.handle_access, methods=post),
-        Route(f"{ask}/grant", gate.grant_access, methods=post),
-        Route(f"{ask}/{{status}}", gate.access_requests),
-        Route(talk, discussions.list_discussions),
-        Route(talk, discussions.open_discussion, methods=post),
-        Route(f"{talk}/{{number:int}}", discussions.discussion),
-        Route(f"{talk}/{{number:int}}/comment", discussions.comment, methods=post),
-        Route(f"{talk}/{{number:int}}/comment/{{comment}}/{{action}}", discussions.change_comment, methods=post),
-        Route(f"{talk}/{{number:int}}/title", discussions.rename, methods=post),
-        Route(f"{talk}/{{number:int}}/status", discussions.change_status, methods=post),
-        Route(f"{talk}/{{number:int}}/merge", discussions.merge, methods=post),
+        Route(f"{api}/user-access-request/grant", repos.grant_access, methods=post),
+        Route(f"{api}/discussions", pulls.list_pull_requests),
+        Route(f"{api}/discussions", pulls.open_pull_request, methods=post),
+        Route(one, pulls.pull_request),
+        Route(f"{one}/status", pulls.change_status, methods=post),
+        Route(f"{one}/merge", pulls.merge, methods=post),
         Route("/lfs/{oid}", lfs.lfs_upload, methods=put),
     ]
 
@@ -137,17 +127,15 @@ def _routes() -> list[Route]:
         git = f"{prefix}/{{namespace}}/{{name}}"
         routes += [
             Route(f"{git}.git/info/lfs/objects/batch", lfs.lfs_batch, methods=["POST"]),
-            Route(f"{git}.git/info/lfs/verify", lfs.lfs_verify, methods=["POST"]),
             Route(f"{git}/resolve/{{revision:reference}}/{{path:file}}", files.resolve),
-            Route(f"{git}/ask-access", gate.ask_access, methods=["POST"]),
             Route(git, pages.card),
             Route(f"{git}/tree/{{revision:reference}}", pages.tree),
             Route(f"{git}/tree/{{revision:reference}}/{{path:file}}", pages.tree),
             Route(f"{git}/blob/{{revision:reference}}/{{path:file}}", pages.blob),
             Route(f"{git}/commits/{{revision:reference}}", pages.commits),
             Route(f"{git}/commit/{{revision:reference}}", pages.commit),
-            Route(f"{git}/discussions", pages.discussions),
-            Route(f"{git}/discussions/{{number:int}}", pages.discussion),
+            Route(f"{git}/discussions", pages.pull_requests),
+            Route(f"{git}/discussions/{{number:int}}", pages.pull_request),
         ]
     return routes
 

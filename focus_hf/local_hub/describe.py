@@ -52,7 +52,7 @@ def _strings(value: Any) -> list[str]:
 
 
 def describe(repo_id: str, repository: Repository, commit: str, *, blobs: bool = False) -> dict[str, Any]:
-    """Everything that ``GET /api/models/{id}`` may answer, but for what is in the weights."""
+    """Everything that ``GET /api/models/{id}`` may answer."""
     meta, card = repository.meta(), card_data(repository, commit)
     return {
         "_id": repo_id,
@@ -65,8 +65,8 @@ def describe(repo_id: str, repository: Repository, commit: str, *, blobs: bool =
         "disabled": False,
         "downloads": meta["downloads"],
         "downloadsAllTime": meta["downloads"],
-        "likes": len(meta["likes"]),
-        "trendingScore": meta["downloads"] + len(meta["likes"]),
+        "likes": 0,
+        "trendingScore": meta["downloads"],
         "createdAt": iso(meta["created"]),
         "lastModified": iso(repository.describe_commit(commit).commit_time),
         "tags": tags_of(card),

@@ -1,4 +1,4 @@
-"""Large files by the sha256 of their content, and the signed addresses that uploads go to."""
+"""Uploads of large files, and the signed addresses that they go to."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from urllib.parse import urlencode
 from starlette.concurrency import run_in_threadpool
 
 from .errors import HubAnswer
+from .locks import Gone
 from .staging import Staging
 
 #: An upload must start within this many seconds after it was announced.
@@ -24,51 +25,41 @@ MAX_LFS = 50 * 1000**3
 _BLOCK = 1 << 20
 
 
-class LfsStore:
-    """Large files of all repositories; the same content is kept once.
+async def receive(target: Path, oid: str, size: int, chunks: AsyncIterator[bytes], staging: Staging) -> None:
+    """Store an upload; refused, and nothing kept, if its content is not what its name says.
 
     Args:
-        root: folder of the files.
-        staging: for uploads that are not complete.
+        target: where it goes.
+        oid: sha256 of the content.
+        size: its bytes.
+        chunks: what arrives.
+        staging: for as long as it is not complete.
     """
+    digest, received = hashlib.sha256(), 0
+    partial = staging.new_file()
 
-    def __init__(self, root: Path, staging: Staging) -> None:
-        self.root, self._staging = root, staging
+    def write(block: bytes) -> None:
+        digest.update(block)
+        file.write(block)
 
-    def path(self, oid: str) -> Path:
-        if len(oid) != 64 or any(c not in "0123456789abcdef" for c in oid):
-            raise HubAnswer(422, f"Not a sha256: {oid}")
-        return self.root / oid[:2] / oid[2:4] / oid
-
-    def has(self, oid: str) -> bool:
-        return self.path(oid).is_file()
-
-    async def receive(self, oid: str, size: int, chunks: AsyncIterator[bytes]) -> None:
-        """Store an upload; refused, and nothing kept, if its content is not what its name says."""
-        target, digest, received = self.path(oid), hashlib.sha256(), 0
-        partial = self._staging.new_file()
-
-        def write(block: bytes) -> None:
-            digest.update(block)
-            file.write(block)
-
-        try:
-            with partial.open("wb") as file:
-                async for block in _blocks(chunks):
-                    received += len(block)
-                    if received > size:
-                        raise HubAnswer(422, f"The upload is longer than the {size} bytes that were announced.")
-                    await run_in_threadpool(write, block)
-                if received != size:
-                    raise HubAnswer(422, f"The upload has {received} bytes; {size} were announced.")
-                if digest.hexdigest() != oid:
-                    raise HubAnswer(422, f"The uploaded content has sha256 {digest.hexdigest()}, not {oid}.")
-                file.flush()
-                await run_in_threadpool(os.fsync, file.fileno())
-            target.parent.mkdir(parents=True, exist_ok=True)
-            os.replace(partial, target)
-        finally:
-            partial.unlink(missing_ok=True)
+    try:
+        with partial.open("wb") as file:
+            async for block in _blocks(chunks):
+                received += len(block)
+                if received > size:
+                    raise HubAnswer(422, f"The upload is longer than the {size} bytes that were announced.")
+                await run_in_threadpool(write, block)
+            if received != size:
+                raise HubAnswer(422, f"The upload has {received} bytes; {size} were announced.")
+            if digest.hexdigest() != oid:
+                raise HubAnswer(422, f"The uploaded content has sha256 {digest.hexdigest()}, not {oid}.")
+            file.flush()
+            await run_in_threadpool(os.fsync, file.fileno())
+        os.replace(partial, target)
+    except FileNotFoundError:
+        raise Gone from None
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 async def _blocks(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

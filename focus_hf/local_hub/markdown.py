@@ -24,19 +24,18 @@ _REL = "noopener noreferrer nofollow"
 Link = Callable[[str], str | None]
 
 
-def to_html(text: str, link: Link | None = None, picture: Link | None = None) -> str:
+def to_html(text: str, link: Link | None = None) -> str:
     """Markdown as HTML.
 
     Args:
         text: Markdown.
         link: address of a file of the repository, by its relative path; ``None`` if it has no such file.
-        picture: the same for a file to be shown in place.
     """
     parser = MarkdownIt("commonmark", {"html": False}).enable(["table", "strikethrough"])
     tokens = _with_folds(_without_comments(parser.parse(text)))
     for token in tokens:
         if token.children:
-            token.children = _inline(token.children, link, picture)
+            token.children = _inline(token.children, link)
     return without_overrides(parser.renderer.render(tokens, parser.options, {}))
 
 
@@ -76,7 +75,7 @@ def _with_folds(tokens: list[Token]) -> list[Token]:
     return [token for token in kept if token is not None]
 
 
-def _inline(tokens: list[Token], link: Link | None, picture: Link | None) -> list[Token]:
+def _inline(tokens: list[Token], link: Link | None) -> list[Token]:
     changed: list[Token] = []
     inside_link = False
     for token in tokens:
@@ -86,21 +85,20 @@ def _inline(tokens: list[Token], link: Link | None, picture: Link | None) -> lis
             address = _address(str(token.attrs.get("href", "")), link)
             token.attrs = {"href": address or "#", "rel": _REL}
         if token.type == "image":
-            changed += _image(token, link, picture, inside_link)
+            changed += _image(token, link, inside_link)
         else:
             changed.append(token)
     return changed
 
 
-def _image(token: Token, link: Link | None, picture: Link | None, inside_link: bool) -> list[Token]:
+def _image(token: Token, link: Link | None, inside_link: bool) -> list[Token]:
     """A picture of the repository as such; any other as a link, which fetches nothing until somebody follows it."""
     source = str(token.attrs.get("src", ""))
-    own = _address(source, picture) or ""
-    if own.startswith("/"):
-        token.attrs = {"src": own, "alt": "", "loading": "lazy"}
+    address = _address(source, link)
+    if address is not None and address.startswith("/"):
+        token.attrs = {"src": address, "alt": "", "loading": "lazy"}
         return [token]
     label = Token("text", "", 0, content=f"[picture: {token.content or source}]")
-    address = _address(source, link)
     if address is None or inside_link:
         return [label]
     opened = Token("link_open", "a", 1, attrs={"href": address, "rel": _REL})

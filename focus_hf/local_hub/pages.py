@@ -46,29 +46,19 @@ def plain(value: object) -> str:
     )
 
 
-def human_bytes(size: int) -> str:
-    value, unit = float(size), "B"
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if value < 1000 or unit == "TB":
-            break
-        value /= 1000
-    return f"{size} B" if unit == "B" else f"{value:.1f} {unit}"
-
-
 def file_url(found: Target, action: str, revision: str, path: str = "") -> str:
-    """Address of a file: its ``resolve``, ``blob`` or ``tree`` page."""
+    """Address of a file: its content (``resolve``) or its folder (``tree``)."""
     return f"{found.path}/{action}/{quote(revision, safe='')}" + (f"/{quote(path)}" if path else "")
 
 
-def card_html(found: Target, text: str, files: dict[str, Entry], revision: str = "main") -> Markup:
+def card_html(found: Target, text: str, files: dict[str, Entry]) -> Markup:
     """A card's Markdown as HTML, with links to and pictures of the repository's own files."""
 
-    def address(action: str, relative: str) -> str | None:
+    def address(relative: str) -> str | None:
         path = posixpath.normpath(unquote(relative).lstrip("/"))
-        return file_url(found, action, revision, path) if path in files else None
+        return file_url(found, "resolve", "main", path) if path in files else None
 
-    html = to_html(text, lambda path: address("blob", path), lambda path: address("resolve", path))
-    return Markup(html)  # made safe there
+    return Markup(to_html(text, address))  # made safe there
 
 
 _TEMPLATES = Environment(
@@ -78,4 +68,4 @@ _TEMPLATES = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-_TEMPLATES.filters |= {"plain": plain, "bytes": human_bytes}
+_TEMPLATES.filters["plain"] = plain

@@ -185,6 +185,7 @@ class Repository:
 
     def create(self, author: str) -> None:
         """The first commit on ``main``."""
+        (self.folder / "lfs").mkdir()
         blob = self.store_blob(_GITATTRIBUTES)
         self._store_commit("refs/heads/main", {".gitattributes": blob}, "initial commit", author, None, new=True)
 
@@ -258,10 +259,10 @@ class Repository:
     # -- what git does not know ------------------------------------------------------------------------------------
 
     def meta(self) -> dict[str, Any]:
-        """Settings, likes, access requests and discussions."""
+        """Settings, who has access to gated files, downloads and pull requests."""
         with self._reading():
             known = json.loads((self.folder / _META).read_text(encoding="utf-8"))
-        defaults = {"private": False, "gated": False, "downloads": 0, "likes": {}, "access": {}, "discussions": []}
+        defaults = {"private": False, "gated": False, "downloads": 0, "access": [], "pull_requests": []}
         return {**defaults, **known}
 
     @contextmanager
@@ -275,15 +276,11 @@ class Repository:
     def write_meta(self, meta: dict[str, Any]) -> None:
         write_atomically(self.folder / _META, json.dumps(meta).encode())
 
-    def has_lfs(self, oid: str) -> bool:
-        """Whether a large file was uploaded to this repository.
+    def lfs_path(self, oid: str) -> Path:
+        """Where a large file is, or would be, by the sha256 of its content.
 
-        That it is somewhere on the Hub does not count: its hash would be enough to read anybody's private file.
+        Each repository keeps its own: a hash is not enough to read somebody else's private file.
         """
-        return (self.folder / "lfs" / oid).is_file()
-
-    def add_lfs(self, oid: str) -> None:
-        mark = self.folder / "lfs" / oid
-        with self._reading():
-            mark.parent.mkdir(exist_ok=True)
-            mark.touch()
+        if re.fullmatch("[0-9a-f]{64}", oid) is None:
+            raise HubAnswer(422, f"Not a sha256: {oid}")
+        return self.folder / "lfs" / oid

@@ -15,9 +15,9 @@ from starlette.responses import JSONResponse, Response
 
 from .access import Target, hub, target, writer
 from .changes import LFS_POINTER, Changes, read_pointer
-from .discussions import new_discussion, pull_request_ref
 from .errors import HubAnswer
 from .paths import check_path
+from .pull_requests import new_pull_request, pull_request_ref
 from .requests import MAX_FILES, Body, check_count, number_of_bytes, read_json, text, with_body
 from .users import User
 
@@ -69,8 +69,8 @@ def _committer(request: Request) -> tuple[Target, User]:
     user, found = writer(request), target(request)
     number = _PULL_REQUEST.fullmatch(request.path_params["revision"])
     if number:
-        known = found.repository.meta()["discussions"]
-        if user.name not in [entry.get("author") for entry in known if entry["num"] == int(number[1])]:
+        known = found.repository.meta()["pull_requests"]
+        if user.name not in [entry["author"] for entry in known if entry["num"] == int(number[1])]:
             found.check_write()
     elif not request.query_params.get("create_pr"):
         found.check_write(_ASK)
@@ -107,7 +107,7 @@ def _commit(request: Request, found: Target, user: User, body: IO[bytes]) -> Res
     answer: dict[str, Any] = {}
     if request.query_params.get("create_pr"):
         start = _start(found, revision, parent)
-        with new_discussion(found.repository, user.name, summary, base=revision) as entry:
+        with new_pull_request(found.repository, user.name, summary, revision) as entry:
             number = entry["num"]
             oid = found.repository.commit(pull_request_ref(number), changes, message, user.name, start=start)
         answer["pullRequestUrl"] = f"{base}{found.path}/discussions/{number}"
@@ -140,10 +140,10 @@ def _read_changes(request: Request, found: Target, body: IO[bytes]) -> tuple[dic
             if key == "file":
                 raw = value["content"]
                 content = base64.b64decode(raw, validate=True) if value.get("encoding") == "base64" else raw.encode()
-                _check_pointer(request, found, content)
+                _check_pointer(found, content)
                 changes.files[path] = found.repository.store_blob(content)
             elif key == "lfsFile":
-                changes.files[path] = found.repository.store_blob(_pointer(request, found, value["oid"]))
+                changes.files[path] = found.repository.store_blob(_pointer(found, value["oid"]))
             elif key == "deletedFile":
                 changes.files[path] = None
             elif key == "deletedFolder":
@@ -166,15 +166,15 @@ def _lines(body: IO[bytes], longest: int) -> Iterator[bytes]:
         yield line
 
 
-def _pointer(request: Request, found: Target, oid: str) -> bytes:
-    stored = hub(request).storage.lfs.path(oid)
-    if not (stored.is_file() and found.repository.has_lfs(oid)):
+def _pointer(found: Target, oid: str) -> bytes:
+    stored = found.repository.lfs_path(oid)
+    if not stored.is_file():
         raise HubAnswer(400, f"LFS object {oid} was not uploaded to this repository")
     return LFS_POINTER.format(oid=oid, size=stored.stat().st_size).encode()
 
 
-def _check_pointer(request: Request, found: Target, content: bytes) -> None:
+def _check_pointer(found: Target, content: bytes) -> None:
     """Refuse a file that looks like the pointer to a large file but is not one of this repository's."""
     named = read_pointer(content)
-    if named and content != _pointer(request, found, named[0]):
+    if named and content != _pointer(found, named[0]):
         raise HubAnswer(400, f"LFS object {named[0]} has another size than its pointer says")

@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from .access import Target, hub, target
+from .access import target
 from .changes import Entry
 from .errors import HubAnswer
 
@@ -55,16 +55,10 @@ def resolve(request: Request) -> Response:
     if entry.path in COUNTED:
         with found.repository.changing() as meta:
             meta["downloads"] += 1
-    return _body(request, found, entry, first, stop, status, headers)
-
-
-def _body(
-    request: Request, found: Target, entry: Entry, first: int, stop: int, status: int, headers: dict[str, str]
-) -> Response:
     if entry.lfs is None:
         return Response(found.repository.read(entry)[first:stop], status_code=status, headers=headers)
-    path = hub(request).storage.lfs.path(entry.lfs)
-    return StreamingResponse(_part(path, first, stop), status_code=status, headers=headers)
+    part = _part(found.repository.lfs_path(entry.lfs), first, stop)
+    return StreamingResponse(part, status_code=status, headers=headers)
 
 
 def _part(path: Path, first: int, stop: int) -> Iterator[bytes]:

@@ -1,4 +1,4 @@
-"""Uploads of large files: what is needed, the upload itself, and whether it arrived."""
+"""Uploads of large files: what is needed, and the upload itself."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from starlette.responses import JSONResponse, Response
 
 from .access import hub, target, writer
 from .errors import HubAnswer
-from .lfs import MAX_LFS, check_signature, signed_query
+from .lfs import MAX_LFS, check_signature, receive, signed_query
 from .requests import Body, check_count, number_of_bytes, with_body
 
 
@@ -18,16 +18,13 @@ from .requests import Body, check_count, number_of_bytes, with_body
 def lfs_batch(request: Request, body: Body) -> Response:
     """Say which files to upload, and where; whoever may open a pull request may upload."""
     writer(request)
-    found, lfs = target(request), hub(request).storage.lfs
+    found = target(request)
     base, objects = str(request.base_url).rstrip("/"), []
     for oid, size in _objects(body):
         row: dict[str, Any] = {"oid": oid, "size": size, "authenticated": True}
-        if not (lfs.has(oid) and found.repository.has_lfs(oid)):
+        if not found.repository.lfs_path(oid).is_file():
             query = signed_query(hub(request).secret, oid, found.kind, found.repo_id, size)
-            row["actions"] = {
-                "upload": {"href": f"{base}/lfs/{oid}?{query}", "header": {}},
-                "verify": {"href": f"{base}{found.path}.git/info/lfs/verify", "header": {}},
-            }
+            row["actions"] = {"upload": {"href": f"{base}/lfs/{oid}?{query}", "header": {}}}
         objects.append(row)
     return JSONResponse({"transfer": "basic", "objects": objects})
 
@@ -52,20 +49,7 @@ async def lfs_upload(request: Request) -> Response:
     if found is None:
         raise HubAnswer(404, "Repository not found", code="RepoNotFound")
     try:
-        await here.storage.lfs.receive(oid, size, request.stream())
+        await receive(found.lfs_path(oid), oid, size, request.stream(), here.storage.staging)
     except ClientDisconnect:
         return Response(status_code=400)  # nobody is there to read it
-    found.add_lfs(oid)
     return Response()
-
-
-@with_body
-def lfs_verify(request: Request, body: Body) -> Response:
-    """Whether an upload arrived whole."""
-    writer(request)
-    found = target(request)
-    for oid, size in _objects({"objects": [body]}):
-        path = hub(request).storage.lfs.path(oid)
-        if not (found.repository.has_lfs(oid) and path.is_file() and path.stat().st_size == size):
-            raise HubAnswer(404, f"No complete upload of {oid} with {size} bytes")
-    return JSONResponse({})

@@ -1,15 +1,13 @@
-"""Pages for a browser: repositories, cards, files, commits, discussions."""
+"""Pages for a browser: repositories, cards, lists of files, commits, pull requests; a file is shown as it is."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
 from itertools import islice
-from pathlib import PurePosixPath
 from typing import Any
 
 from dulwich.objects import Commit
-from markupsafe import Markup
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -17,13 +15,12 @@ from ..front_matter import split_card
 from .access import KINDS, Target, hub, target, visitor
 from .changes import Entry
 from .describe import card_data, describe, iso
-from .discussions import details, find_discussion, summary
 from .errors import HubAnswer
 from .listing import rows_of, visible
 from .pages import MAX_RENDERED, MAX_SHOWN, card_html, file_url, page
-from .routes_files import PICTURES
+from .pull_requests import details, find_pull_request, summary
+from .routes_files import resolve
 from .routes_trees import author_of, title_of
-from .weights import parameters
 
 COMMITS_SHOWN = 200
 
@@ -66,9 +63,8 @@ def card(request: Request) -> Response:
     text = _text(found, files.get("README.md"))
     body = None if text is None else split_card(text)[1]
     html = None if body is None or len(body) > MAX_RENDERED else card_html(found, body, files)
-    counted = parameters(hub(request).storage.lfs, found.repository, commit)
     rows = [(name, _cell(value)) for name, value in card_data(found.repository, commit).items()]
-    return page("card", found=found, html=html, text=body, rows=rows, parameters=counted, closed=_closed(found))
+    return page("card", found=found, html=html, text=body, rows=rows, closed=_closed(found))
 
 
 def _cell(value: Any) -> str:
@@ -114,35 +110,17 @@ def tree(request: Request) -> Response:
         name, _, deeper = path[len(folder) + 1 if folder else 0 :].partition("/")
         if deeper:
             inside = f"{folder}/{name}" if folder else name
-            rows[name] = {"page": file_url(found, "tree", revision, inside), "size": None, "download": None}
+            rows[name] = {"page": file_url(found, "tree", revision, inside), "size": None}
         else:
-            rows[name] = {
-                "page": file_url(found, "blob", revision, path),
-                "size": entry.size,
-                "download": file_url(found, "resolve", revision, path),
-            }
+            rows[name] = {"page": file_url(found, "resolve", revision, path), "size": entry.size}
     if folder and not rows:
         raise HubAnswer(404, f"{folder} does not exist on {revision}")
     listed = [{"name": name, **row} for name, row in rows.items()]
     return page("tree", found=found, revision=revision, folder=folder, rows=listed)
 
 
-@_page
-def blob(request: Request) -> Response:
-    found, revision, path = target(request), request.path_params["revision"], request.path_params["path"]
-    if path != "README.md":
-        found.check_files()
-    entry = found.repository.entry(found.repository.resolve(revision), path)
-    picture = PurePosixPath(path).suffix.lower() in PICTURES
-    return page(
-        "blob",
-        found=found,
-        path=path,
-        entry=entry,
-        text=None if picture else _text(found, entry),
-        picture=picture,
-        download=file_url(found, "resolve", revision, path),
-    )
+#: A file as it is; what goes wrong is a page.
+blob = _page(resolve)
 
 
 def _row(commit: Commit) -> dict[str, str]:
@@ -179,30 +157,14 @@ def commit(request: Request) -> Response:
 
 
 @_page
-def discussions(request: Request) -> Response:
+def pull_requests(request: Request) -> Response:
     found = target(request)
-    rows = [summary(found.kind, found.repo_id, entry) for entry in found.repository.meta()["discussions"]]
-    return page("discussions", found=found, rows=rows[::-1])
+    rows = [summary(found, entry) for entry in found.repository.meta()["pull_requests"]]
+    return page("pull_requests", found=found, rows=rows[::-1])
 
 
 @_page
-def discussion(request: Request) -> Response:
+def pull_request(request: Request) -> Response:
     found = target(request)
-    known = find_discussion(found.repository.meta(), request.path_params["number"])
-    entry = details(found.kind, found.repo_id, found.repository, known)
-    events = [_event(event) for event in entry["events"]]
-    return page("discussion", found=found, entry=entry, events=events)
-
-
-def _event(event: dict[str, Any]) -> dict[str, Any]:
-    data, html = event["data"], None
-    if event["type"] == "comment":
-        line = "(hidden)" if data["hidden"] else "edited" if data["edited"] else ""
-        html = Markup(data["latest"]["html"])  # made safe when it was written
-    elif event["type"] == "status-change":
-        line = data["status"]
-    elif event["type"] == "title-change":
-        line = f"renamed it from {data['from']}"
-    else:
-        line = f"commit {data['oid'][:7]}: {data['subject']}"
-    return {"author": event["author"]["name"], "date": event["createdAt"], "line": line, "html": html}
+    entry = find_pull_request(found.repository.meta(), request.path_params["number"])
+    return page("pull_request", found=found, entry=details(found, entry))

@@ -1,20 +1,18 @@
-"""Requests about repositories as a whole: identity, creation, settings, information, listing, likes."""
+"""Requests about repositories as a whole: identity, creation, settings, access, information, listing."""
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from ..front_matter import card_metadata
-from .access import KINDS, Target, find, hub, kind_of, target, visitor, writable, writer
-from .describe import describe, iso
+from .access import KINDS, find, hub, kind_of, target, visitor, writable, writer
+from .describe import describe
 from .errors import HubAnswer
-from .listing import chosen, expanded, listing, rows_of, visible
+from .listing import listing
 from .requests import Body, text, with_body
-from .weights import parameters
 
 
 def whoami(request: Request) -> Response:
@@ -28,7 +26,7 @@ def whoami(request: Request) -> Response:
             "id": user.name,
             "name": user.name,
             "fullname": user.name,
-            "orgs": [{"type": "org", "id": o, "name": o, "fullname": o, "roleInOrg": "write"} for o in user.orgs],
+            "orgs": [],
             "auth": {"type": "access_token", "accessToken": token},
         }
     )
@@ -99,14 +97,24 @@ def settings(request: Request, body: Body) -> Response:
     return JSONResponse({"private": meta["private"], "gated": meta["gated"]})
 
 
+@with_body
+def grant_access(request: Request, body: Body) -> Response:
+    """Let somebody have the files of a gated repository; there is no asking for it here."""
+    found, name = writable(request)[0], text(body, "user")
+    with found.repository.changing() as meta:
+        if not meta["gated"]:
+            raise HubAnswer(400, f"{found.repo_id} is not gated")
+        if name in meta["access"]:
+            raise HubAnswer(400, f"{name} has access already")
+        meta["access"] = [*meta["access"], name]
+    return JSONResponse({})
+
+
 def info(request: Request) -> Response:
     found, query = target(request), request.query_params
     commit = found.repository.resolve(request.path_params.get("revision", "main"))
     row = describe(found.repo_id, found.repository, commit, blobs="blobs" in query)
-    if found.kind == "models" and (not expanded(query) or "safetensors" in expanded(query)):
-        counted = parameters(hub(request).storage.lfs, found.repository, commit)
-        row |= {"safetensors": counted} if counted else {}
-    return JSONResponse(chosen(row, query, brief=False))
+    return JSONResponse(row)
 
 
 def list_repos(request: Request) -> Response:
@@ -121,37 +129,3 @@ def auth_check(request: Request) -> Response:
     else:
         target(request).check_files()
     return JSONResponse({})
-
-
-# -- likes ---------------------------------------------------------------------------------------------------------
-
-
-@with_body
-def like(request: Request, body: Body) -> Response:
-    """Like a repository, or with DELETE no longer."""
-    user, found = writer(request), target(request)
-    with found.repository.changing() as meta:
-        likes = {name: when for name, when in meta["likes"].items() if name != user.name}
-        if request.method == "POST":
-            likes[user.name] = meta["likes"].get(user.name, time.time())
-        meta["likes"] = likes
-    return JSONResponse({})
-
-
-def likers(request: Request) -> Response:
-    names = target(request).repository.meta()["likes"]
-    return JSONResponse([{"user": name, "fullname": name, "avatarUrl": ""} for name in names])
-
-
-def liked(request: Request) -> Response:
-    """What a user likes, as far as the visitor may see it."""
-    name, rows = request.path_params["user"], list[dict[str, Any]]()
-    for kind in KINDS:
-        rows += rows_of(visible(hub(request), kind, visitor(request)), lambda found: _like_of(found, name))
-    return JSONResponse(rows)
-
-
-def _like_of(found: Target, name: str) -> dict[str, Any] | None:
-    when = found.repository.meta()["likes"].get(name)
-    repo = {"name": found.repo_id, "type": found.kind.rstrip("s")}
-    return None if when is None else {"createdAt": iso(when), "repo": repo}

@@ -12,7 +12,6 @@ from dulwich.repo import Repo
 from huggingface_hub.utils import HFValidationError, validate_repo_id
 
 from .errors import HubAnswer
-from .lfs import LfsStore
 from .paths import is_device
 from .repository import Repository
 from .staging import Staging
@@ -22,7 +21,7 @@ RESERVED = frozenset({"api", "datasets", "lfs", "models", "spaces"})
 
 
 class Storage:
-    """Repositories as ``kind/namespace/name.git``, large files in ``lfs``.
+    """Repositories as ``kind/namespace/name.git``.
 
     Args:
         root: created if it does not exist.
@@ -31,7 +30,6 @@ class Storage:
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = Path(root)
         self.staging = Staging(self.root / "staging")
-        self.lfs = LfsStore(self.root / "lfs", self.staging)
         self._open: dict[Path, Repository] = {}
         self._lock = threading.Lock()
 

@@ -1,4 +1,4 @@
-"""Who may use the Hub: names, roles, organisations."""
+"""Who may use the Hub: names and roles."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import secrets
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
@@ -22,33 +21,18 @@ class User:
     Args:
         name: of the user, and of the namespace that is hers.
         role: a "read" token sees what the user sees, but changes nothing.
-        orgs: further namespaces she may write in.
         everywhere: she may write in every namespace, and see everything.
-        expires: when the token stops working; by default never.
     """
 
     name: str
     role: Literal["read", "write"] = "write"
-    orgs: tuple[str, ...] = ()
     everywhere: bool = False
-    expires: datetime | None = None
 
     def __post_init__(self) -> None:
-        for name in (self.name, *self.orgs):
-            if not _NAME.fullmatch(name):
-                raise ValueError(f"A user or organisation cannot be named {name!r}.")
+        if not _NAME.fullmatch(self.name):
+            raise ValueError(f"A user cannot be named {self.name!r}.")
         if self.role not in ("read", "write"):
             raise ValueError(f'role must be "read" or "write", not {self.role!r}.')
-        if self.expires is not None and self.expires.tzinfo is None:
-            raise ValueError("expires needs a time zone.")
-
-    @property
-    def namespaces(self) -> tuple[str, ...]:
-        return (self.name, *self.orgs)
-
-    @property
-    def expired(self) -> bool:
-        return self.expires is not None and self.expires <= datetime.now(UTC)
 
 
 #: Whose the Hub is where no users are named.

@@ -38,7 +38,6 @@ ADAPTER_FILES = (
     "README.md",
     "figures/*.png",
     "figures/*.svg",
-    ".eval_results/*.yaml",
 )
 
 PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")

@@ -39,11 +39,6 @@ class GroupFacts:
     lifted: list[dict[str, Any]] = field(default_factory=list)
     examples: list[dict[str, str]] = field(default_factory=list)
 
-    @property
-    def label(self) -> str:
-        """What the group is about."""
-        return self.name
-
 
 @dataclass
 class LayerFacts:
@@ -53,7 +48,7 @@ class LayerFacts:
         name: of the attention module; of a head with its number behind it.
         groups: in order.
         contextual: share of tokens that are in another group than most of their kind; 0 is a look-up by token.
-        agreement: for each kind of gold category, see `focus_hf.interpret.agreement.Agreement`: ``groups`` and the
+        agreement: with parts of speech (``upos``), see `focus_hf.interpret.agreement`: of the ``groups`` and of the
             baselines ``random`` and ``lookup``.
         reads: ``K x bands``: of the queries that have tokens at such a distance, the share that reads the group there.
         attention: ``K x bands``: the share of the head's attention that falls there.

@@ -2,7 +2,6 @@
 
 from ..texts import Texts, TextSource, tokenize_windows
 from .calibration import calibrate, largest_groups
-from .centroids import train_centroids
 from .checkpoints import last_checkpoint
 from .data import WindowDataset
 from .monitor import RoutingMonitor, TrainingDiverged
@@ -26,5 +25,4 @@ __all__ = [
     "last_checkpoint",
     "tokenize_windows",
     "train",
-    "train_centroids",
 ]

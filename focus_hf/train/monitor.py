@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from .. import ranks, routing
-from ..adapter import PairCount, Router, focus_layers, observe_pairs, observe_routing, routing_mode
+from ..adapter import PairCount, Router, focus_layers, observe_pairs, observe_routing
 from ..adapter.balance import agree_on_balance
-from ..attention import HARD_GATE
 
 #: Steps in a row whose gradients may overflow under a float16 loss scaler before training is called diverged.
 _OVERFLOWS = 20
@@ -24,11 +23,11 @@ class TrainingDiverged(RuntimeError):
 
 
 class RoutingMonitor(TrainerCallback):
-    """Adds the state of the groups to a Trainer's logs, and the soft loss to its evaluations.
+    """Adds the state of the groups to a Trainer's logs.
 
     With each training log: ``largest_group`` (share of tokens in the largest group of any layer), ``confidence`` (mean
     probability of a token's first group), ``pairs`` (share of pairs that hard attention would attend to, first
-    sequence of the batch). With each evaluation, whose ``eval_loss`` is that of hard attention: ``eval_soft_loss``.
+    sequence of the batch). The ``eval_loss`` of an evaluation is that of hard attention.
 
     Where several processes train together, it makes them agree on the balance potentials after each step.
 
@@ -125,23 +124,6 @@ class RoutingMonitor(TrainerCallback):
         if state.log_history:
             state.log_history[-1].update(figures)
 
-    def on_evaluate(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        metrics: dict[str, float] | None = None,
-        **kwargs: Any,
-    ) -> None:
-        loader = kwargs.get("eval_dataloader")
-        layer = focus_layers(self.model)[0]
-        if loader is None or layer.routing_adapter is None or layer.routing_config.gate == HARD_GATE:
-            return
-        loss = self._soft_loss(loader)
-        if metrics is not None:
-            metrics["eval_soft_loss"] = loss
-        self.trainer.log({"eval_soft_loss": loss})
-
     # -- figures ---------------------------------------------------------------------------------------------------
 
     def _observe(self, layer: Router, scores: Tensor, memberships: Tensor) -> None:
@@ -161,22 +143,3 @@ class RoutingMonitor(TrainerCallback):
             "confidence": math.fsum(layer["confidence"] for layer in layers) / len(layers),
             "pairs": self._pairs.share,
         }
-
-    @torch.no_grad()
-    def _soft_loss(self, loader: Any) -> float:
-        """Mean loss of gated attention over an evaluation set, over all ranks."""
-        model, device = self.model, self.trainer.args.device
-        was_training = model.training
-        losses = []
-        model.eval()
-        try:
-            with routing_mode(model, "soft"):
-                for batch in loader:
-                    inputs = {name: value.to(device) for name, value in batch.items() if isinstance(value, Tensor)}
-                    with self.trainer.compute_loss_context_manager():
-                        losses.append(model(**inputs, use_cache=False).loss.float().reshape(1))
-        finally:
-            model.train(was_training)
-        if not losses:
-            return float("nan")
-        return float(self.trainer.accelerator.gather(torch.cat(losses)).mean())

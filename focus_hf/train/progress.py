@@ -44,5 +44,4 @@ _SHOWN: dict[str, tuple[str, Callable[[float], str]]] = {
     "largest_group": ("largest group", "{:.0%}".format),
     "pairs": ("pairs", "{:.0%}".format),
     "eval_loss": ("held-out loss", "{:.2f}".format),
-    "eval_soft_loss": ("soft", "{:.2f}".format),
 }

@@ -56,7 +56,7 @@ print(json.dumps(found))
 """
 
 COUNTED = f"""{CALLS}
-from focus_hf.bench.counting import LaunchCounter
+from studies.launches.counting import LaunchCounter
 
 def counted(call):
     with LaunchCounter() as counter:

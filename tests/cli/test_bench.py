@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from focus_hf.attention import count_pairs
-from focus_hf.bench import Measurement, Setting, bench_attention, bench_decode, bench_memory, bench_training, grid
+from focus_hf.bench import Measurement, Setting, bench_attention, bench_decode, bench_memory, grid
 from focus_hf.bench.attention import random_problem
 from focus_hf.bench.report import to_markdown
 from focus_hf.machine import environment
@@ -36,7 +36,7 @@ def test_attention_and_decoding_as_json_on_the_screen():
 def test_everything_else_into_files(tmp_path):
     out = [str(tmp_path / name) for name in ("r.json", "r.md", "r.png")]
     result = run(
-        *("bench", "--what", "model,memory,training", *SMALL),
+        *("bench", "--what", "model,memory", *SMALL),
         *("--json", out[0], "--markdown", out[1], "--plot", out[2]),
         timeout=290,
     )
@@ -47,11 +47,9 @@ def test_everything_else_into_files(tmp_path):
         "generate",
         "memory of attention",
         "memory of model",
-        "training",
-        "training memory",
     ]
     assert all(r["dense"] > 0 and r["focus"] > 0 for r in results)
-    assert "| training memory |" in (tmp_path / "r.md").read_text()
+    assert "| memory of model |" in (tmp_path / "r.md").read_text()
     assert (tmp_path / "r.png").read_bytes().startswith(b"\x89PNG")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["r.json", "r.md", "r.png"]
 
@@ -97,22 +95,13 @@ def test_info_says_which_flash_attention_there_is_and_how_to_get_it(tmp_path, mo
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (
-            ["--what", "speed"],
-            "--what must be of attention, decode, model, memory, training, serving, launches, predict, got 'speed'",
-        ),
+        (["--what", "speed"], "--what must be of attention, decode, model, memory, serving, got 'speed'"),
         (["--lengths", "1k"], "--lengths takes whole numbers with commas between them, got '1k'"),
         (["--lengths", "0"], "lengths must be positive, got 0"),
         (["--local-window", "-1"], "local_window must not be negative, got -1"),
         (["--heads", "3", "--kv-heads", "2"], "heads (3) must be a multiple of kv_heads (2)"),
         (["--device", "abacus"], "device 'abacus' cannot be used here"),
         (["--dtype", "int8"], "dtype must be float32, bfloat16 or float16, got 'int8'"),
-        (["--what", "predict", "--on", "A100,abacus"], "--on takes A100, H100, B200 or here, got 'abacus'"),
-        (
-            ["--what", "predict", "--dtype", "float32"],
-            "Attention on A100 is predicted for bfloat16 and float16, not torch.float32: set --dtype",
-        ),
-        (["--on", "A100"], "--on names devices to predict for: give --what predict, too"),
         (["--kernel", "fast", "--lengths", "64"], "kernel must be 'auto' or one of"),
     ],
 )
@@ -139,12 +128,6 @@ def test_memory_counts_what_the_inputs_take():
     inputs_and_output = 4 * 8192 * 4 * 64 * 4
     assert inputs_and_output * 0.9 <= measured.dense <= inputs_and_output * 1.6
     assert measured.focus >= inputs_and_output * 0.9
-
-
-def test_training_keeps_far_less_than_a_square():
-    _, memory = bench_training(Setting(1024, heads=2, kv_heads=2, head_dim=16), seconds=0.01)
-    assert memory.dense >= 1024 * 1024 * 4 and memory.focus > 4 * 1024 * 2 * 16 * 4
-    assert memory.ratio > 6
 
 
 def test_the_grid_leaves_out_what_cannot_be():

@@ -1,9 +1,8 @@
-"""`focus-hf eval` and `compare` as a user runs them, the retrieval probe, and benchmarks from local task files."""
+"""`focus-hf eval` as a user runs it, the retrieval probe, and benchmarks from local task files."""
 
 from __future__ import annotations
 
 import json
-import re
 
 import pytest
 import torch
@@ -319,47 +318,3 @@ def test_loading_an_adapter_for_evaluation_routes(adapter, tiny):
     with_focus = logits(model, ids)
     model.disable_adapters()
     assert not torch.equal(with_focus, logits(model, ids))
-
-
-def test_compare_with_lora(tiny, tmp_path):
-    done = focus_hf(
-        "compare",
-        *texts(tiny),
-        "--retention-file",
-        tiny / "train.txt",
-        "--output-dir",
-        tmp_path / "comparison",
-        "--eval-windows",
-        "4",
-        *TRAIN,
-        "--json",
-    )
-    assert done.returncode == 0, done.stderr
-    rows = {row["name"]: row for row in json.loads(done.stdout)["rows"]}
-    names = ["base model", "Focus", "window", "Focus", "window", "LoRA"]  # a window beside each row of Focus
-    assert [re.split(" of |, ", name)[0] for name in rows] == names
-    focus, lora = rows["Focus, top_k=1"], rows["LoRA, rank 5"]
-    assert focus["parameters"] == 2 * (16 * 32 + 4 * 16)
-    assert lora["parameters"] == pytest.approx(focus["parameters"], rel=0.12)
-    assert rows["base model, dense"]["parameters"] == 0 and lora["domain"] != rows["base model, dense"]["domain"]
-    assert (tmp_path / "comparison" / "focus" / "adapter_model.safetensors").is_file()
-    assert (tmp_path / "comparison" / "lora" / "adapter_model.safetensors").is_file()
-
-
-def test_a_comparison_looks_at_its_texts_before_it_trains(tiny, tmp_path):
-    (tmp_path / "short.txt").write_text("a b")
-    common = [
-        "compare",
-        "--model",
-        tiny / "base",
-        "--train-file",
-        tiny / "train.txt",
-        "--output-dir",
-        tmp_path / "out",
-    ]
-    for arguments, message in (
-        (["--retention-file", tiny / "train.txt"], "A comparison needs eval_file"),
-        (["--eval-file", tiny / "held_out.txt", "--retention-file", tmp_path / "short.txt"], "fewer than one window"),
-    ):
-        done = focus_hf(*common, *arguments)
-        assert done.returncode == 1 and message in done.stderr and not (tmp_path / "out").exists(), done.stderr

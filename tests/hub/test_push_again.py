@@ -246,28 +246,6 @@ def test_links_in_the_folder_are_not_followed(hub, api, adapter, name, tmp_path)
     assert "figures/x.png" not in api.list_repo_files(name)
 
 
-def test_results_of_registered_benchmarks_go_where_the_hub_reads_them(hub, api, adapter, name):
-    for dataset, declared in (("demo/exam", "tasks:\n- id: hard_exam\n"), ("demo/plain", None)):
-        api.create_repo(dataset, repo_type="dataset", exist_ok=True)
-        if declared:
-            api.upload_file(
-                path_or_fileobj=declared.encode(), path_in_repo="eval.yaml", repo_id=dataset, repo_type="dataset"
-            )
-    row = {"metric": "acc", "dense": 0.5, "focus": 0.25, "stderr": None}
-    tasks = [("hard_exam", "demo/exam"), ("other", "demo/plain"), ("local", None), ("x", "demo/none")]
-    results = type(RESULTS)(benchmarks=[{"task": task, "dataset": dataset, **row} for task, dataset in tasks])
-    save_results(results, adapter)
-    plan = push(hub, adapter, name, dry_run=True)
-    assert [file for file in plan.files if file.startswith(".eval")] == [".eval_results/demo__exam.yaml"]
-    push(hub, adapter, name)
-    text = Path(hf_hub_download(name, ".eval_results/demo__exam.yaml", endpoint=hub.endpoint)).read_text()
-    import yaml
-    from huggingface_hub._eval_results import parse_eval_result_entries
-
-    (entry,) = parse_eval_result_entries(yaml.safe_load(text))
-    assert (entry.dataset_id, entry.task_id, entry.value) == ("demo/exam", "hard_exam", 0.25)
-
-
 # -- Hubs other than ours ------------------------------------------------------------------------------------------
 
 

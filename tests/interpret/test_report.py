@@ -109,10 +109,9 @@ def test_a_treebank_gives_gold_labels_and_baselines(parts, treebank):
     report = group_report(model, tokenizer, treebank, window=64)
     assert report.text["words"] == 502 and report.text["skipped"] == 2 and report.text["name"] == "small.conllu"
     for layer in report.layers:
-        for kind in ("upos", "deprel"):
-            found = layer.agreement[kind]
-            assert found["random"]["nmi"] < found["lookup"]["nmi"]
-            assert all(0 <= found[way][figure] <= 1 for way in found for figure in ("nmi", "v_measure", "purity"))
+        found = layer.agreement["upos"]
+        assert found["random"]["nmi"] < found["lookup"]["nmi"]
+        assert all(0 <= found[way]["nmi"] <= 1 for way in found)
         for group in layer.groups:
             assert group.name in ("mixed", "empty") or group.covers >= 0.5 and group.covers >= 2 * group.chance
     # five kinds of words, each nearly always in the same group: layer 0 sees little but the token

@@ -90,7 +90,7 @@ def test_a_parent_may_be_shortened_and_a_pull_request_starts_there(api, repo):
 
 def test_pull_requests_at_once_get_numbers_of_their_own(api, repo):
     calls = [add(api, repo, f"{n}.txt", create_pr=True) for n in range(4)]
-    calls += [lambda: api.create_pull_request(repo, title="t"), lambda: api.create_discussion(repo, title="t")] * 2
+    calls += [lambda: api.create_pull_request(repo, title="t")] * 4
     results = at_once(calls)
     assert not [result for result in results if isinstance(result, Exception)]
     numbers = sorted(d.num for d in api.get_repo_discussions(repo))
@@ -294,7 +294,6 @@ def test_requests_that_are_no_proper_json(hub, repo, body):
         ("POST", f"/api/models/{repo}/discussions"),
         ("POST", f"/api/models/{repo}/tag/main"),
         ("POST", f"/{repo}.git/info/lfs/objects/batch"),
-        ("POST", f"/{repo}.git/info/lfs/verify"),
         ("DELETE", "/api/repos/delete"),
     ):
         answer = HTTP.request(method, hub.endpoint + path, content=body, headers=HEADERS)

@@ -18,7 +18,7 @@ from huggingface_hub.errors import HfHubHTTPError
 
 from focus_hf.local_hub import LocalHub, serve
 from focus_hf.local_hub.changes import Changes
-from focus_hf.local_hub.discussions import new_discussion, pull_request_ref
+from focus_hf.local_hub.pull_requests import new_pull_request, pull_request_ref
 from focus_hf.local_hub.storage import Storage
 from focus_hf.local_hub.users import OWNER
 from tests.families import httpx
@@ -92,7 +92,9 @@ def test_killed_in_the_middle_of_uploads(tmp_path):
     with LocalHub(tmp_path, token="t") as again:
         api = HfApi(endpoint=again.endpoint, token="t")
         assert everything(api) == before
-        assert not list((tmp_path / "staging").glob("process-*/tmp*")) and not (tmp_path / "lfs").exists()
+        assert not list((tmp_path / "staging").glob("process-*/tmp*")) and not list(
+            tmp_path.glob("models/*/*.git/lfs/*")
+        )
         api.upload_file(path_or_fileobj=LARGE, path_in_repo="large.bin", repo_id="demo/x")
         assert httpx.get(f"{api.endpoint}/demo/x/resolve/main/large.bin").content == LARGE
 
@@ -173,7 +175,7 @@ def change(root, what, name):
         storage.delete("models", name)
     else:
         repository = storage.find("models", name)
-        with new_discussion(repository, "demo", "title", "main") as entry:
+        with new_pull_request(repository, "demo", "title", "main") as entry:
             changes = Changes({"x.txt": repository.store_blob(b"x")})
             start = repository.resolve("main")
             repository.commit(pull_request_ref(entry["num"]), changes, "title", "demo", start=start)
@@ -190,13 +192,13 @@ def test_killed_at_any_step_of_other_changes(tmp_path, what):
 
         killed = killed_at(step, partial(change, tmp_path, what, name))
         found = storage.find("models", name)
-        seen.add(found is not None if what != "pull request" else len(found.meta()["discussions"]))
+        seen.add(found is not None if what != "pull request" else len(found.meta()["pull_requests"]))
         if found is not None:  # and if so, whole
             assert set(found.files(found.resolve("main"))) == {".gitattributes"} and found.meta()["private"]
         if what == "pull request":
-            with new_discussion(found, "demo", "again", "main") as entry:
+            with new_pull_request(found, "demo", "again", "main") as entry:
                 found.add_ref(pull_request_ref(entry["num"]), found.resolve("main"))
-            numbers = [known["num"] for known in found.meta()["discussions"]]
+            numbers = [known["num"] for known in found.meta()["pull_requests"]]
             assert numbers == list(range(1, len(numbers) + 1)) and numbers
             check(found.folder)
         elif found is None:

@@ -54,7 +54,8 @@ def batch(hub, repo, oid, size, headers=ADA):
 
 def stored(hub, oid):
     storage = hub.app.state.hub.storage
-    return storage.lfs.has(oid) or any(path.name != "lock" for path in storage.staging.folder.iterdir())
+    kept = any(storage.root.glob(f"*/*/*.git/lfs/{oid}"))
+    return kept or any(path.name != "lock" for path in storage.staging.folder.iterdir())
 
 
 def test_large_files_go_there_and_come_back(hub, api, repo, tmp_path):
@@ -81,13 +82,8 @@ def test_wrong_content_is_refused_and_not_kept(hub, repo):
         answer = HTTP.put(actions["upload"]["href"], content=content)
         assert answer.status_code == 422, content[:20]
         assert not stored(hub, oid)
-    verify = {"oid": oid, "size": len(promised)}
-    assert HTTP.post(actions["verify"]["href"], json=verify, headers=ADA).status_code == 404
     assert HTTP.put(actions["upload"]["href"], content=promised).status_code == 200
-    assert HTTP.post(actions["verify"]["href"], json=verify, headers=ADA).status_code == 200
-    wrong = {"oid": oid, "size": len(promised) + 1}
-    assert HTTP.post(actions["verify"]["href"], json=wrong, headers=ADA).status_code == 404
-    assert HTTP.post(actions["verify"]["href"], json=verify).status_code == 401
+    assert stored(hub, oid)
 
 
 def test_uploads_need_the_address_that_was_given_for_them(hub, repo, monkeypatch):

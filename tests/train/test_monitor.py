@@ -62,7 +62,6 @@ def test_reporters_that_come_first_hear_of_the_groups(tmp_path):
     assert len(heard) == 2
     for logs in heard:
         assert 0.25 <= logs["largest_group"] <= 1 and 0.25 <= logs["confidence"] <= 1 and 0 < logs["pairs"] <= 1
-    assert sum("eval_soft_loss" in logs for logs in reporter.heard) == 2
     assert all(layer.observer is None for layer in focus_layers(trainer.model))
 
 
@@ -93,7 +92,7 @@ def test_the_figures_are_those_of_the_model(tmp_path):
     assert logs["pairs"] == pytest.approx(sum(pairs for _, pairs in seen.values()) / len(seen))
 
 
-def test_the_soft_loss_is_that_of_gated_attention(tmp_path):
+def test_the_loss_of_an_evaluation_is_that_of_hard_attention(tmp_path):
     model = trainable(gate="additive")
     trainer, _ = make_trainer(model, tmp_path, per_device_eval_batch_size=8)
     RoutingMonitor.attach(trainer)
@@ -104,7 +103,6 @@ def test_the_soft_loss_is_that_of_gated_attention(tmp_path):
         with routing_mode(model, mode), torch.no_grad():
             losses[mode] = model(input_ids=ids, labels=ids, use_cache=False).loss.item()
     assert metrics["eval_loss"] == pytest.approx(losses["hard"], rel=1e-4)
-    assert metrics["eval_soft_loss"] == pytest.approx(losses["soft"], rel=1e-4)
     assert losses["soft"] != pytest.approx(losses["hard"], rel=1e-4)
 
 

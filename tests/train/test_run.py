@@ -88,7 +88,6 @@ def test_the_log_shows_the_groups_beside_the_loss(trained):
     for entry in steps:
         assert 0.25 <= entry["largest_group"] <= 1 and 0.25 < entry["confidence"] <= 1 and 0 < entry["pairs"] <= 1
     assert [entry["step"] for entry in log if "eval_loss" in entry] == [3, 6]
-    assert [entry["step"] for entry in log if "eval_soft_loss" in entry] == [3, 6]
 
 
 def test_the_adapter_loads_and_the_base_is_untouched(trained, tiny):

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 from peft import get_peft_model
+from transformers import Trainer, TrainingArguments
 
 import focus_hf
 from focus_hf import routing
 from focus_hf.adapter import focus_layers, hooks, observe_routing, routing_mode
-from focus_hf.train import calibrate, train_centroids
+from focus_hf.train import RoutingMonitor, RoutingSchedule, WindowDataset, calibrate
 from tests.families import FAMILIES, base_model, focus_config, focus_model, logits, token_ids
 
 
@@ -20,14 +21,31 @@ def copying_task(windows=64, half=24, seed=0):
     return torch.cat([phrase, phrase], dim=1)
 
 
+def train_centroids(model, windows, folder, steps, **arguments):
+    """As one does in a Trainer of one's own, see docs/training.md."""
+    arguments = TrainingArguments(
+        str(folder),
+        max_steps=steps,
+        learning_rate=1e-2,
+        report_to="none",
+        disable_tqdm=True,
+        use_cpu=True,
+        **arguments,
+    )
+    trainer = Trainer(model, arguments, train_dataset=WindowDataset(windows), callbacks=[RoutingSchedule(model)])
+    monitor = RoutingMonitor.attach(trainer)
+    trainer.train()
+    monitor.raise_if_diverged()
+    model.eval()
+
+
 def test_training_leaves_a_balanced_adapter_and_lowers_the_loss(tmp_path):
     torch.manual_seed(0)
     model = get_peft_model(base_model("llama"), focus_config())
     windows = copying_task()
     before = [p.clone() for p in model.parameters() if p.requires_grad]
-    shares = train_centroids(
-        model, windows, tmp_path, steps=8, batch_size=8, disable_tqdm=True, calibration_windows=64, use_cpu=True
-    )
+    train_centroids(model, windows, tmp_path, steps=8)
+    shares = calibrate(model, windows.split(8))
     assert set(shares) == {layer.name for layer in focus_layers(model)}
     assert max(shares.values()) <= 1.5 / 4
     after = [p for p in model.parameters() if p.requires_grad]
@@ -72,7 +90,7 @@ def test_the_same_seed_gives_the_same_adapter(tmp_path):
         base = base_model("llama")
         torch.manual_seed(0)
         model = get_peft_model(base, focus_config())
-        train_centroids(model, copying_task(), tmp_path / str(run), steps=3, disable_tqdm=True, seed=5, use_cpu=True)
+        train_centroids(model, copying_task(), tmp_path / str(run), steps=3, seed=5)
         results.append(logits(model, token_ids()))
     assert torch.equal(*results)
 

@@ -18,11 +18,11 @@ from torch.utils._python_dispatch import _disable_current_modes
 from focus_hf.attention import Pattern, Problem, Scores, WhoAttends
 from focus_hf.attention.definition import by_memberships
 from focus_hf.attention.masked import masked_focus_attention
-from focus_hf.bench.counting import LaunchCounter
 from focus_hf.routing.cells import CellRouter, cell_reads, key_groups
 from focus_hf.routing.shared import group_scores
 from focus_hf.vllm.router import CellsRouter, NoRouter, Rotary, SharedRouter
 from focus_hf.vllm.slots import padded_page
+from studies.launches.counting import LaunchCounter
 from tests.families import CELLS, focus_config
 
 HEADS, KV_HEADS, DIM, WIDTH, BLOCK, BLOCKS = 4, 2, 8, 16, 16, 40

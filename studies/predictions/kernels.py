@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..attention.kernels import triton_gather, triton_prompt
-from .settings import Setting
+from focus_hf.attention.kernels import triton_gather, triton_prompt
+from focus_hf.bench import Setting
+
 from .work import BANDS
 
 

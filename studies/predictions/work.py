@@ -8,9 +8,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ..attention.kernels.triton_sizes import keys_of_prompt_tile, num_splits, power_of_two, tokens_of_tile
+from focus_hf.attention.kernels.triton_sizes import keys_of_prompt_tile, num_splits, power_of_two, tokens_of_tile
+from focus_hf.bench import Setting
+
 from .devices import Device
-from .settings import Setting
 
 #: Bands of distance.
 BANDS = 6

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from focus_hf.bench import Setting, bench_predict
-from focus_hf.bench.devices import DEVICES
-from focus_hf.bench.work import decode_work, prompt_work, together
+from focus_hf.bench import Setting
+from studies.predictions.devices import DEVICES
+from studies.predictions.predict import DENSE, predict
+from studies.predictions.work import decode_work, prompt_work, together
 
 LLAMA = {"num_groups": 64, "heads": 32, "kv_heads": 8, "head_dim": 128, "dtype": "bfloat16"}
 
 
 def predicted(length, phase, batch):
-    found = bench_predict(Setting(length, **LLAMA), ["H100"], [batch])
+    found = predict(Setting(length, **LLAMA), ["H100"], [batch])
     return [p.ratio[batch] for p in found if p.phase == phase]
 
 
@@ -35,7 +36,7 @@ def test_decoding_moves_little_more_than_the_keys_that_are_read(batch, length):
 
 def test_a_prompt_moves_less_than_4_gigabytes_beside_its_attention():
     setting = Setting(32768, **LLAMA)
-    found = next(bench_predict(setting, ["H100"], [1]))
+    found = next(predict(setting, ["H100"], [1]))
     assert found.launches[1] <= 40
     own = 32768 * (32 + 8) * 2 * 128 * 2  # queries, keys, values, output
     assert sum(work.bytes for work in prompt_work(setting, 1, 0.1)) - own < 4e9
@@ -48,10 +49,8 @@ def test_what_tokens_read_together_grows_with_their_number():
 
 def test_a_cpu_is_not_predicted_for():
     with pytest.raises(ValueError, match="--on here predicts for a GPU, and --device is cpu"):
-        list(bench_predict(Setting(1024, **LLAMA), ["here"], [1]))
+        list(predict(Setting(1024, **LLAMA), ["here"], [1]))
 
 
 def test_every_device_has_its_dense_kernels():
-    from focus_hf.bench.predict import DENSE
-
     assert DENSE.keys() == DEVICES.keys()

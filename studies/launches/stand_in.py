@@ -9,9 +9,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..attention.kernels import Call, Gradients, Reference, Result
-from ..attention.kernels.flash import TorchFlash
-from ..attention.rows import Rows
+from focus_hf.attention.kernels import Call, Gradients, Reference, Result
+from focus_hf.attention.kernels.flash import TorchFlash
+from focus_hf.attention.rows import Rows
 
 
 class FlashStandIn(TorchFlash):

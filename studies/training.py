@@ -1,25 +1,30 @@
-"""Training of centroids: how long a step of a layer takes, and what it keeps for its backward."""
+"""Training of centroids: how long a step of a layer takes, and what it keeps for its backward, as a table in Markdown.
+
+python -m studies.training 1024 2048 4096
+"""
 
 from __future__ import annotations
 
 import functools
+import sys
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .. import routing
-from ..attention import Problem, credit_memberships, focus_attention
-from .attention import random_problem, who_attends
-from .settings import Measurement, Setting
-from .timing import interleaved
+from focus_hf import routing
+from focus_hf.attention import Problem, credit_memberships, focus_attention
+from focus_hf.bench import Measurement, Setting, to_markdown
+from focus_hf.bench.attention import random_problem, who_attends
+from focus_hf.bench.timing import interleaved
+from focus_hf.machine import environment, summary
 
 #: Strength of the soft gate that is spelled out; any value costs the same.
 STRENGTH = 4.0
 
 
-def bench_training(setting: Setting, seconds: float = 5.0) -> list[Measurement]:
+def measure_training(setting: Setting, seconds: float = 5.0) -> list[Measurement]:
     """Forward and backward of one layer's attention with gradients for queries, keys, values and assignments.
 
     Returns:
@@ -88,3 +93,11 @@ def _kept_bytes(function: Any) -> int:
         output = function()
     del output
     return sum(storages.values())
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    torch.empty(31 * 2**20, dtype=torch.uint8)  # the allocator keeps from now on what it frees
+    lengths = [int(length) for length in sys.argv[1:]] or [1024, 2048, 4096]
+    print(to_markdown([measured for length in lengths for measured in measure_training(Setting(length))]))
+    print(f"\n{summary(environment())}")

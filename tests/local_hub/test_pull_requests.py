@@ -1,4 +1,4 @@
-"""Discussions and pull requests of the local Hub, through the real client."""
+"""Pull requests of the local Hub, through the real client."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from huggingface_hub import CommitOperationAdd, HfApi
 from huggingface_hub.errors import HfHubHTTPError
 
-from focus_hf.local_hub import LocalHub, routes_discussions
+from focus_hf.local_hub import LocalHub
 
 USERS = {"ada": "ada", "bob": "bob", "eve": "eve"}
 
@@ -32,52 +32,25 @@ def repo(ada, own_name):
     return ada.create_repo(f"ada/{own_name}").repo_id
 
 
-def test_a_discussion_from_start_to_end(ada, bob, repo, hub):
-    opened = bob.create_discussion(repo, "Which licence?", description="I *wonder*.")
-    assert (opened.num, opened.status, opened.author) == (1, "open", "bob") and not opened.is_pull_request
-    assert opened.events[0].content == "I *wonder*." and "<em>wonder</em>" in opened.events[0].rendered
-    comment = ada.comment_discussion(repo, 1, "MIT")
-    edited = ada.edit_discussion_comment(repo, 1, comment.id, "MIT, of course")
-    assert edited.content == "MIT, of course" and edited.edited and edited.number_of_edits == 1
-    renamed = ada.rename_discussion(repo, 1, "Licence")
-    assert (renamed.old_title, renamed.new_title) == ("Which licence?", "Licence")
-    closed = bob.change_discussion_status(repo, 1, "closed", comment="Thanks")
-    assert closed.new_status == "closed"
-    details = ada.get_discussion_details(repo, 1)
-    assert (details.title, details.status) == ("Licence", "closed")
-    assert [event.type for event in details.events] == [
-        "comment",
-        "comment",
-        "title-change",
-        "comment",
-        "status-change",
-    ]
-    assert ada.change_discussion_status(repo, 1, "open").new_status == "open"
-    with pytest.warns(UserWarning, match="irreversible"):
-        assert ada.hide_discussion_comment(repo, 1, comment.id).hidden
-    assert "of course" not in str(ada.get_discussion_details(repo, 1).events)
-
-
 def test_who_may_do_what(ada, bob, repo, hub):
     eve = HfApi(endpoint=hub.endpoint, token="eve")
-    comment = bob.create_discussion(repo, "Bob's").events[0]
-    bob.create_pull_request(repo, "Bob's too")
+    bob.create_pull_request(repo, "Bob's")
     for call, args in (
-        (eve.rename_discussion, (1, "mine")),
         (eve.change_discussion_status, (1, "closed")),
-        (eve.edit_discussion_comment, (1, comment.id, "x")),
-        (eve.merge_pull_request, (2,)),
-        (bob.merge_pull_request, (2,)),
+        (eve.merge_pull_request, (1,)),
+        (bob.merge_pull_request, (1,)),
     ):
         with pytest.raises(HfHubHTTPError) as error:
             call(repo, *args)
         assert error.value.response.status_code == 403
-    eve.comment_discussion(repo, 1, "hello")
     with pytest.raises(HfHubHTTPError, match="401"):
-        HfApi(endpoint=hub.endpoint, token=False).create_discussion(repo, "anonymous")
-    for call in (lambda: ada.get_discussion_details(repo, 9), lambda: ada.edit_discussion_comment(repo, 1, "no", "x")):
-        with pytest.raises(HfHubHTTPError, match="404"):
-            call()
+        HfApi(endpoint=hub.endpoint, token=False).create_pull_request(repo, "anonymous")
+    with pytest.raises(HfHubHTTPError, match="404"):
+        ada.get_discussion_details(repo, 9)
+    with pytest.raises(HfHubHTTPError, match="no other discussions"):
+        ada.create_discussion(repo, "Which licence?")
+    assert bob.change_discussion_status(repo, 1, "closed").new_status == "closed"
+    assert ada.change_discussion_status(repo, 1, "open").new_status == "open"
 
 
 def test_pull_requests_show_their_commits_and_conflicts(ada, bob, repo):
@@ -114,19 +87,14 @@ def test_closed_pull_requests_are_not_merged(ada, bob, repo):
     assert "n.txt" not in ada.list_repo_files(repo)
 
 
-def test_listing_discussions(ada, bob, repo, monkeypatch):
-    bob.create_discussion(repo, "talk")
-    ada.create_discussion(repo, "more talk")
-    bob.create_pull_request(repo, "change")
-    ada.change_discussion_status(repo, 2, "closed")
+def test_listing(ada, bob, repo):
+    ada.create_pull_request(repo, "one")
+    bob.create_pull_request(repo, "two")
+    ada.change_discussion_status(repo, 1, "closed")
 
     def numbers(**kwargs):
         return [d.num for d in ada.get_repo_discussions(repo, **kwargs)]
 
-    assert numbers() == [3, 2, 1]
-    assert numbers(author="bob") == [3, 1]
-    assert numbers(discussion_type="pull_request") == [3]
-    assert numbers(discussion_type="discussion", discussion_status="open") == [1]
-    assert numbers(discussion_status="closed") == [2]
-    monkeypatch.setattr(routes_discussions, "PAGE", 2)
-    assert numbers() == [3, 2, 1]  # over two pages
+    assert numbers() == numbers(discussion_type="pull_request") == [2, 1]
+    assert numbers(author="bob") == numbers(discussion_status="open") == [2]
+    assert numbers(discussion_status="closed") == [1] and numbers(discussion_type="discussion") == []

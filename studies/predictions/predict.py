@@ -22,8 +22,9 @@ from typing import Any
 
 import torch
 
+from focus_hf.bench import Setting
+
 from .devices import HERE, Device, check_devices, find_device
-from .settings import Setting
 from .work import Work, decode_work, dense_work, prompt_work, routing_work
 
 #: Sequences in a batch.
@@ -81,7 +82,7 @@ class Prediction:
         return {"kind": kind, **values.pop("setting"), **values, "predicted_ratio": self.ratio}
 
 
-def bench_predict(setting: Setting, names: Sequence[str], batches: Sequence[int] = BATCHES) -> Iterator[Prediction]:
+def predict(setting: Setting, names: Sequence[str], batches: Sequence[int] = BATCHES) -> Iterator[Prediction]:
     """Predict prompts and decoding on every device, and measure them on the one that is here.
 
     Args:
@@ -133,8 +134,9 @@ def on_device(works: Sequence[Work], device: Device) -> float:
 @torch.no_grad()
 def _measure(setting: Setting, phase: str, batch: int) -> float | None:
     """The ratio of attention on the GPU that is here, without routing; ``None`` where it has no room."""
+    from focus_hf.bench.timing import interleaved
+
     from .kernels import calls  # Triton is where PyTorch brings CUDA
-    from .timing import interleaved
 
     try:
         dense, focus = calls(setting, phase, batch, PAIRS)

@@ -1,6 +1,6 @@
 """From how many keys a way to compute attention is taken: what `focus_hf.attention.paths.PAYS_FROM` says, measured.
 
-    python -m focus_hf.bench.paths [threads]
+    python -m studies.paths [threads]
 
 Each way takes turns with attention under a mask, which needs no path; it pays from the first length at which it is
 faster there and at every longer one.
@@ -16,11 +16,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ..attention import Pattern, Problem, WhoAttends, focus_attention
-from ..machine import environment, summary
-from .attention import random_problem
-from .settings import Setting
-from .timing import interleaved
+from focus_hf.attention import Pattern, Problem, WhoAttends, focus_attention
+from focus_hf.bench import Setting
+from focus_hf.bench.attention import random_problem
+from focus_hf.bench.timing import interleaved
+from focus_hf.machine import environment, summary
 
 LENGTHS = (256, 512, 1024, 2048, 4096)
 

@@ -1,8 +1,6 @@
-"""`focus-hf bench --what launches`: what a layer asks of the device, counted without one."""
+"""`python -m studies.launches`: what a layer asks of the device, counted without one."""
 
 from __future__ import annotations
-
-import json
 
 import pytest
 import torch
@@ -10,10 +8,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from focus_hf.attention import Pattern, Problem, Scores, masked_focus_attention
 from focus_hf.attention.prompt import grouped_focus_attention
-from focus_hf.bench import LaunchCounter, Setting, bench_launches, launches
-from focus_hf.bench.stand_in import FlashStandIn
+from focus_hf.bench import Setting
+from studies.launches import count
+from studies.launches.__main__ import cells
+from studies.launches.counting import LaunchCounter
+from studies.launches.stand_in import FlashStandIn
 from tests.attention.cases import shared_who
-from tests.cli.test_cli import focus_hf as run
 
 
 @pytest.mark.parametrize(
@@ -62,33 +62,28 @@ def test_the_stand_in_computes_what_the_device_would(top_k):
     assert counter.operations["varlen_stand_in"] >= 2 and "einsum" not in counter.operations
 
 
-def test_the_command_counts_every_path_at_every_batch_size():
-    result = run("bench", "--what", "launches", "--lengths", "160", "--local-window", "16", "--json", timeout=290)
-    assert result.returncode == 0, result.stderr
-    counted = json.loads(result.stdout)["results"]
-    assert {(row["kind"], row["routing"], row["path"]) for row in counted} == {
-        ("launches: prefill", "shared", "grouped, torch-flash"),
-        ("launches: prefill", "shared", "grouped, cpu-flash"),
-        ("launches: prefill", "shared", "masked, any"),
-        ("launches: prefill", "cells", "blocked, cpu-flash"),
-        ("launches: prefill", "cells", "masked, any"),
-        *(
-            ("launches: decode", routing, f"{path}, any")
-            for routing in ("shared", "cells")
-            for path in ("gathered", "masked")
-        ),
+def test_every_path_is_counted_at_every_batch_size():
+    counted = list(count.count_launches(Setting(160, local_window=16)))
+    assert {(row.phase, row.routing, row.path) for row in counted} == {
+        ("prefill", "shared", "grouped, torch-flash"),
+        ("prefill", "shared", "grouped, cpu-flash"),
+        ("prefill", "shared", "masked, any"),
+        ("prefill", "cells", "blocked, cpu-flash"),
+        ("prefill", "cells", "masked, any"),
+        *(("decode", routing, f"{path}, any") for routing in ("shared", "cells") for path in ("gathered", "masked")),
     }
     for row in counted:
-        assert list(row["focus"]) == list(row["dense"]) == list(row["syncs"]) == ["1", "2", "8"]
-        assert len(set(row["dense"].values())) == 1 and row["dense"]["1"] >= 20
-        assert row["focus"]["1"] > row["dense"]["1"]
-        assert sum(row["waits_for"].values()) == row["syncs"]["8"]
+        assert list(row.focus) == list(row.dense) == list(row.syncs) == [1, 2, 8]
+        assert len(set(row.dense.values())) == 1 and row.dense[1] >= 20
+        assert row.focus[1] > row.dense[1]
+        assert sum(row.waits_for.values()) == row.syncs[8]
+        assert cells(row)[:2] == [row.phase, "160"]
 
 
 @pytest.mark.parametrize("top_k", [1, 2])
 def test_what_is_the_same_for_any_batch_and_at_any_step(top_k):
     """Under masks nothing is read back, and a token of a larger batch launches no more operations."""
-    for counted in bench_launches(Setting(96, top_k=top_k, local_window=16), batches=(2, 8)):
+    for counted in count.count_launches(Setting(96, top_k=top_k, local_window=16), batches=(2, 8)):
         if counted.path.startswith("masked"):
             assert set(counted.syncs.values()) == {0}, counted.waits_for
         if counted.phase == "decode":
@@ -98,8 +93,8 @@ def test_what_is_the_same_for_any_batch_and_at_any_step(top_k):
 def test_every_decoded_token_launches_the_same_operations():
     for routing in ("shared", "cells"):
         setting = Setting(96, local_window=16)
-        model = launches._model(setting, routing)
+        model = count._model(setting, routing)
         with torch.no_grad():
-            step = launches._decode(model, setting, 1)
-            totals = {launches._count(model, step).operations.total() for _ in range(5)}
+            step = count._decode(model, setting, 1)
+            totals = {count._count(model, step).operations.total() for _ in range(5)}
         assert len(totals) == 1

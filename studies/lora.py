@@ -1,28 +1,40 @@
-"""Two adapters of one size on one domain: what each gains there, and what it costs elsewhere."""
+"""Focus and LoRA of one size on one domain: what each gains there, and what it costs elsewhere.
+
+    python -m studies.lora --model org/base --train-file law.txt --eval-file law-test.txt \
+        --retention-file general.txt --output-dir comparison
+
+Takes the flags of `focus-hf train`.
+"""
 
 from __future__ import annotations
 
 import copy
+import inspect
+import json
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+import typer
 from peft import LoraConfig, get_peft_model
 from rich.progress import Progress
 from rich.table import Table
 from torch import Tensor, nn
 from transformers import AutoTokenizer, PrinterCallback, Trainer, set_seed
 
-from ..card import write_card
-from ..evaluate import Mode, attending, perplexity
-from ..hub import load_adapted
-from ..texts import TextSource, cut
-from ..train import RichProgress, TrainRecipe, WindowDataset, train
-from ..train.trainer import training_arguments
+from focus_hf.card import write_card
+from focus_hf.cli.app import progress_bars
+from focus_hf.cli.options import CONFIG, flags_of, named_values
+from focus_hf.evaluate import Mode, attending, perplexity
+from focus_hf.hub import load_adapted
+from focus_hf.output import deliver
+from focus_hf.texts import TextSource, cut
+from focus_hf.train import RichProgress, TrainRecipe, WindowDataset, train
+from focus_hf.train.trainer import training_arguments
 
 
 @dataclass(frozen=True)
@@ -78,7 +90,7 @@ def compare_with_lora(
 
     result = train(
         replace(recipe, output_dir=str(Path(recipe.output_dir) / "focus")),
-        [_bar(progress, "Focus")],
+        [RichProgress(progress, "Focus")],
         on_saved=partial(write_card, base_model=recipe.base_model),
     )
     seconds = result.results.training["seconds"]  # without reading, balancing and measuring
@@ -177,12 +189,42 @@ def _train_lora(
     )
     arguments.disable_tqdm = True
     trainer = Trainer(
-        model=model, args=arguments, train_dataset=WindowDataset(windows), callbacks=[_bar(progress, "LoRA")]
+        model=model, args=arguments, train_dataset=WindowDataset(windows), callbacks=[RichProgress(progress, "LoRA")]
     )
     trainer.remove_callback(PrinterCallback)
     trainer.train()
     model.eval()
 
 
-def _bar(progress: Progress, name: str) -> RichProgress:
-    return RichProgress(progress, name)
+def _flag(name: str, kind: Any, default: Any, help: str) -> inspect.Parameter:
+    annotation = Annotated[kind, typer.Option(help=help)]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+@flags_of(
+    TrainRecipe,
+    more=[
+        _flag("retention_file", Path, inspect.Parameter.empty, "Text of another domain."),
+        _flag("lora_learning_rate", float, 2e-3, "Of LoRA; centroids take --learning-rate."),
+        _flag("json", str | None, None, "Write JSON: a file, or - for the screen."),
+        CONFIG,
+    ],
+)
+def main(
+    given: dict[str, Any], config: Path | None, retention_file: Path, lora_learning_rate: float, json: str | None
+) -> None:
+    """Train Focus and LoRA on the same windows and measure both."""
+    if "trainer" in given:
+        given["trainer"] = named_values("--trainer", given["trainer"])
+    recipe = TrainRecipe.from_values(config, given)
+    with progress_bars() as progress:
+        rows = compare_with_lora(recipe, retention_file, lora_learning_rate, progress)
+    deliver(as_json(rows), json, [comparison_table(rows)])
+
+
+def as_json(rows: Sequence[ComparisonRow]) -> str:
+    return json.dumps({"rows": [row.to_dict() for row in rows]}, indent=2) + "\n"
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -14,10 +14,11 @@ import torch
 from peft import get_peft_model
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
-from ..adapter import FocusConfig, focus_layers, set_routing
-from ..evaluate.modes import adapters_off
+from focus_hf.adapter import FocusConfig, focus_layers, set_routing
+from focus_hf.bench import Setting
+from focus_hf.evaluate.modes import adapters_off
+
 from .counting import LaunchCounter
-from .settings import Setting
 from .stand_in import FlashStandIn
 
 #: Sequences in a batch: what is counted must not grow with it.
@@ -63,7 +64,7 @@ class Launches:
 
 
 @torch.no_grad()
-def bench_launches(setting: Setting, batches: Sequence[int] = BATCHES) -> Iterator[Launches]:
+def count_launches(setting: Setting, batches: Sequence[int] = BATCHES) -> Iterator[Launches]:
     """Count every path of shared routing and of routing by cells, in prefill and decoding.
 
     Args:
