@@ -119,7 +119,7 @@ def spelled_out(query, key, value, pattern, positions, assignments, scale, stren
     hard=st.booleans(),
     strength=st.sampled_from([0.0, 1.0, 8.0]),
 )
-def test_the_additive_gate_on_kernels_is_the_one_spelled_out(
+def test_the_additive_gate_is_the_one_with_every_score_at_once(
     seed, length, groups, window, sinks, dense_below, padding, documents, hard, strength
 ):
     """Output and gradients, those of the scores behind the assignments included."""

@@ -26,7 +26,6 @@ from ..masked import repeat_heads
 from ..paths import focus_attention
 from ..problem import Problem, Scores
 from ..rows import Rows, take
-from .additive_gate import cut
 
 #: Queries handled together where scores are spelled out.
 QUERY_CHUNK = 256
@@ -106,8 +105,8 @@ def _by_kernel(
     """``(T, K)`` for one document without padding; ``(T, H, D)`` and so on."""
     scale = scores.scale
     length, head_dim, num_groups = query.shape[0], query.shape[-1], assignments.shape[-1]
-    dense, gap = cut(pattern, length)
-    start = max(dense, gap)
+    gap = pattern.local_window + 1  # the smallest distance of a distant pair
+    start = max(pattern.dense_below, gap)
     credit = torch.zeros_like(assignments)
     if start >= length:
         return credit
