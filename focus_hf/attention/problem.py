@@ -46,11 +46,6 @@ class Scores:
         """
         return self if self.bias is None else replace(self, bias=self.bias[:, :, rows, columns])
 
-    def of_sequence(self, row: int) -> Scores:
-        """Those of one sequence of the batch."""
-        shared = self.bias is None or self.bias.shape[0] == 1
-        return self if shared or self.bias is None else replace(self, bias=self.bias[row : row + 1])
-
 
 @dataclass(frozen=True)
 class Problem:
@@ -84,9 +79,3 @@ class Problem:
     def is_plain(self) -> bool:
         """Kernels can compute it: no soft-capping, dropout or bias, no mask beyond causality, padding, documents."""
         return self.scores.is_plain and self.who.extra_mask is None
-
-    def sequence(self, row: int) -> Problem:
-        """One sequence of the batch, as a batch of one."""
-        one = slice(row, row + 1)
-        who, scores = self.who.sequence(row), self.scores.of_sequence(row)
-        return Problem(self.query[one], self.key[one], self.value[one], who, scores)

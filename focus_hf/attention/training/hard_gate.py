@@ -25,7 +25,7 @@ from ..kernels import Call, Kernel, find_kernel
 from ..masked import repeat_heads
 from ..paths import focus_attention
 from ..problem import Problem, Scores
-from ..rows import Rows, take
+from ..rows import Rows
 
 #: Queries handled together where scores are spelled out.
 QUERY_CHUNK = 256
@@ -80,7 +80,7 @@ class _CreditMemberships(torch.autograd.Function):
         credit = torch.zeros_like(assignments)
         token_major = [x.transpose(1, 2) for x in (grad, without, problem.query, problem.key, problem.value)]
         for row, tokens, _ in sequences(problem.who, problem.num_queries):
-            do, alone, q, k, v, a = (take(x[row], tokens) for x in (*token_major, assignments))
+            do, alone, q, k, v, a = (x[row][tokens] for x in (*token_major, assignments))
             credit[row, tokens] = _by_kernel(do, alone, q, k, v, a, problem.who.pattern, problem.scores, kernel)
         return grad, credit, None, None
 
