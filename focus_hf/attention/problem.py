@@ -37,6 +37,12 @@ class Scores:
         """Kernels can compute them."""
         return self.softcap is None and self.dropout == 0.0 and self.bias is None
 
+    def plus(self, bias: Tensor | None) -> Scores:
+        """The same with one more bias, if there is one."""
+        if bias is None:
+            return self
+        return replace(self, bias=bias if self.bias is None else self.bias + bias)
+
     def part(self, rows: slice, columns: slice) -> Scores:
         """The scores of some pairs.
 

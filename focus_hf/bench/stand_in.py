@@ -9,9 +9,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..attention.kernels import Call, Gradients, Reference, Result
+from ..attention.kernels import Call, Gradients, Reference, Result, Rows
 from ..attention.kernels.flash import TorchFlash
-from ..attention.rows import Rows
 
 
 class FlashStandIn(TorchFlash):

@@ -21,8 +21,7 @@ from focus_hf.attention import (
     masked_attention,
     masked_focus_attention,
 )
-from focus_hf.attention.kernels import cpu_flash
-from focus_hf.attention.merge import merge
+from focus_hf.attention.kernels import cpu_flash, merge
 from focus_hf.attention.paths import usable_paths
 from focus_hf.attention.prompt import blocks, grouped, grouped_focus_attention, make_plan
 from tests.attention.cases import (

@@ -103,7 +103,7 @@ def spelled_out(query, key, value, pattern, positions, assignments, scale, stren
         allowed &= documents[:, :, None] == documents[:, None, :]
     gated = (i - j > pattern.local_window) & (j >= pattern.sink_tokens) & (i >= pattern.dense_below)
     bias = torch.where(gated, strength * (assignments @ assignments.mT - 1.0), 0.0)
-    return masked_attention(query, key, value, allowed[:, None], Scores(scale), bias=bias[:, None])
+    return masked_attention(query, key, value, allowed[:, None], Scores(scale, bias=bias[:, None]))
 
 
 @settings(max_examples=60, deadline=None)

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 from torch.profiler import record_function
 
-from ..kernels import Kernel, find_kernel
-from ..merge import merge
+from ..kernels import Kernel, find_kernel, merge
 from ..problem import Problem
 from .plan import Part, make_plan
 

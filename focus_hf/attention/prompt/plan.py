@@ -21,9 +21,8 @@ import torch
 from torch import Tensor
 
 from ..definition import PADDING
-from ..kernels import Call
+from ..kernels import Call, Rows
 from ..problem import Problem
-from ..rows import Rows
 
 
 @dataclass(frozen=True)
@@ -69,23 +68,68 @@ class Part:
         return total
 
 
+@dataclass(frozen=True)
+class _Tokens:
+    """Flat tokens without padding, in order.
+
+    Args:
+        keys: ``(N,)``, where they are among the ``B * S`` keys.
+        queries: likewise among the ``B * Q`` queries, for those that are.
+        segment: integers, which document of which sequence.
+        scale: of the scores.
+    """
+
+    keys: Tensor
+    queries: Tensor
+    segment: Tensor
+    scale: float
+
+    def part(
+        self,
+        asking: Tensor,
+        asked: Tensor,
+        rows: tuple[Tensor, Tensor] | None = None,
+        exclude: tuple[Tensor, Tensor] | None = None,
+        **how: Any,
+    ) -> list[Part]:
+        """The part of some queries and keys, without rows that lack one of them; no part where nothing is left.
+
+        Args:
+            asking, asked: which tokens, by row.
+            rows: of the two, integers; by default their segments.
+            exclude: columns of the two, see `Call`.
+            how: further fields of the `Call`.
+        """
+        if not asking.numel():
+            return []
+        of_queries, of_keys = (self.segment[asking], self.segment[asked]) if rows is None else rows
+        num_rows = int(torch.cat([of_queries, of_keys]).max()) + 1
+        counts = [torch.bincount(row, minlength=num_rows) for row in (of_queries, of_keys)]
+        used = (counts[0] > 0) & (counts[1] > 0)  # a sliding cache may have dropped the sinks
+        if not bool(used.any()):
+            return []
+        q, k = used[of_queries], used[of_keys]
+        edges, key_edges = ((0, *count[used].cumsum(0).tolist()) for count in counts)
+        excluded = None if exclude is None else (exclude[0][q], exclude[1][k])
+        call = Call(Rows(edges, key_edges, asked.device), self.scale, exclude=excluded, **how)
+        return [Part(self.queries[asking[q]], self.keys[asked[k]], call)]
+
+
 def make_plan(problem: Problem) -> list[Part]:
     """The parts of a problem whose tokens have memberships. An extra mask is not read."""
     who, pattern, num_queries = problem.who, problem.who.pattern, problem.num_queries
-    num_keys, device = problem.num_keys, who.positions.device
-
-    # Flat tokens without padding, in order; segments are the documents of all sequences.
-    tokens = (who.positions != PADDING).flatten().nonzero().squeeze(-1)
-    position, sequence = who.positions.flatten()[tokens], tokens // num_keys
+    num_keys = problem.num_keys
+    keys = (who.positions != PADDING).flatten().nonzero().squeeze(-1)
+    position, sequence = who.positions.flatten()[keys], keys // num_keys
     segment = sequence
     if who.documents is not None:
-        segment = sequence * (int(who.documents.max()) + 1) + who.documents.flatten()[tokens]
+        segment = sequence * (int(who.documents.max()) + 1) + who.documents.flatten()[keys]
     # A flat key index made into a flat query index: each sequence has num_keys - num_queries fewer.
-    query_index = tokens - (sequence + 1) * (num_keys - num_queries)
-    queried = tokens % num_keys >= num_keys - num_queries
+    tokens = _Tokens(keys, keys - (sequence + 1) * (num_keys - num_queries), segment, problem.scores.scale)
+    queried = keys % num_keys >= num_keys - num_queries
 
     assert who.memberships is not None
-    memberships, is_sink = who.memberships.flatten(0, 1)[tokens], position < pattern.sink_tokens
+    memberships, is_sink = who.memberships.flatten(0, 1)[keys], position < pattern.sink_tokens
     alone, dense_below = queried & ~memberships.any(dim=-1), pattern.dense_below
     some_alone = bool(alone.any())
     if some_alone:
@@ -93,32 +137,10 @@ def make_plan(problem: Problem) -> list[Part]:
     below, in_groups = position < dense_below, memberships | is_sink[:, None]
     sparse = queried & ~below
 
-    def part(
-        asking: Tensor,
-        asked: Tensor,
-        rows: tuple[Tensor, Tensor] | None = None,
-        exclude: tuple[Tensor, Tensor] | None = None,
-        **how: Any,
-    ) -> list[Part]:
-        """The part of these tokens, sorted by row (a segment, unless it is said), without rows that nobody asks."""
-        if not asking.numel():
-            return []
-        of_queries, of_keys = (segment[asking], segment[asked]) if rows is None else rows
-        num_rows = int(torch.cat([of_queries, of_keys]).max()) + 1
-        counts = [torch.bincount(row, minlength=num_rows) for row in (of_queries, of_keys)]
-        used = (counts[0] > 0) & (counts[1] > 0)  # a sliding cache may have dropped the sinks
-        if not bool(used.any()):
-            return []
-        q, k = used[of_queries], used[of_keys]
-        offsets = [(0, *count[used].cumsum(0).tolist()) for count in counts]
-        excluded = None if exclude is None else (exclude[0][q], exclude[1][k])
-        call = Call(Rows(*offsets, device), problem.scores.scale, exclude=excluded, **how)
-        return [Part(query_index[asking[q]], tokens[asked[k]], call)]
-
-    asks, every = sparse.nonzero().squeeze(-1), torch.arange(tokens.shape[0], device=device)
-    parts = part((queried & below).nonzero().squeeze(-1), below.nonzero().squeeze(-1)) if dense_below else []
+    asks, every = sparse.nonzero().squeeze(-1), torch.arange(keys.shape[0], device=keys.device)
+    parts = tokens.part((queried & below).nonzero().squeeze(-1), below.nonzero().squeeze(-1)) if dense_below else []
     shared = (in_groups[asks], in_groups) if in_groups.shape[-1] else None
-    parts += part(asks, every, exclude=shared, window=pattern.local_window)
+    parts += tokens.part(asks, every, exclude=shared, window=pattern.local_window)
 
     group, token = in_groups.T.nonzero(as_tuple=True)
     row = segment[token] * in_groups.shape[-1] + group
@@ -126,11 +148,11 @@ def make_plan(problem: Problem) -> list[Part]:
     group, token = group[order], token[order]
     asking = sparse[token] & ((group == 0) | ~is_sink[token])
     if bool((in_groups.sum(dim=-1)[~is_sink] > 1).any()):
-        lower = in_groups[token] & (torch.arange(in_groups.shape[-1], device=device) < group[:, None])
-        for groups in part(token[asking], token, (row[asking], row), (lower[asking], lower)):
+        lower = in_groups[token] & (torch.arange(in_groups.shape[-1], device=keys.device) < group[:, None])
+        for groups in tokens.part(token[asking], token, (row[asking], row), (lower[asking], lower)):
             parts += groups.split()  # a query is in several rows
     else:
-        parts += part(token[asking], token, (row[asking], row))
+        parts += tokens.part(token[asking], token, (row[asking], row))
     if some_alone and pattern.sink_tokens:
-        parts += part((sparse & alone).nonzero().squeeze(-1), is_sink.nonzero().squeeze(-1), causal=False)
+        parts += tokens.part((sparse & alone).nonzero().squeeze(-1), is_sink.nonzero().squeeze(-1), causal=False)
     return parts

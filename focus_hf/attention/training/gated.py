@@ -69,9 +69,8 @@ def gated_attention(problem: Problem, assignments: Tensor, *, gate: str, strengt
             k[:, :, columns],
             v[:, :, columns],
             dense_pairs(who, rows, columns),
-            scores.part(rows, columns),
+            scores.part(rows, columns).plus(None if bias is None else bias[:, None]),
             gate=None if factor is None else factor[:, None],
-            bias=None if bias is None else bias[:, None],
         )
 
     outputs = []
