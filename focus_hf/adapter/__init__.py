@@ -4,16 +4,17 @@ from .registration import add_peft_type, register
 
 add_peft_type()  # FocusConfig names the type
 
-from .config import FORMAT_VERSION, FocusConfig  # noqa: E402
+from ..setting_rules import FORMAT_VERSION  # noqa: E402
+from .config import FocusConfig  # noqa: E402
 from .control import routing_mode, set_routing  # noqa: E402
 from .dial import share_at, threshold_for  # noqa: E402
-from .find_layers import focus_layers  # noqa: E402
-from .layer import FocusLayer, Seen  # noqa: E402
+from .layer import FocusLayer, focus_layers  # noqa: E402
 from .model import FocusModel  # noqa: E402
 from .observe import (  # noqa: E402
     HeadView,
     PairCount,
     Router,
+    Seen,
     final_scores,
     groups_read,
     observe_attention,

@@ -18,11 +18,10 @@ from ..attention import (
     kernel_named,
 )
 from ..ranks import GradientsOfAllParts, several, split_over
-from .call import Call, SoftGate
-from .layer import Seen
+from .call import Call
 from .masks import Asked
-from .observe import tell_routing
-from .routers import Routed, route
+from .observe import tell_attention, tell_routing
+from .routers import route
 
 
 def routed_attention(call: Call, asked: Asked) -> Tensor:
@@ -41,24 +40,21 @@ def routed_attention(call: Call, asked: Asked) -> Tensor:
     router = call.router
     with torch.no_grad():
         routed = route(call, asked.query, asked.key, asked.query_positions())
-        if router.observer is not None and router.configs[call.adapter].by_cells and not call.alone:
+        if router.observer is not None and call.config.by_cells and not call.alone:
             tell_routing(call, asked.key, routed)
-    if call.soft is not None:
-        return _soft(call, call.soft, asked, routed)
+    if call.assignments is not None:
+        return _soft(call, call.assignments, asked.problem(call.pattern, *routed))
     kernel = _kernel(router.kernel, asked)
     learns = torch.is_grad_enabled() and any(x.requires_grad for x in (asked.query, asked.key, asked.value))
     if torch.compiler.is_compiling() and not learns:
-        return _compiled(*_taken_apart(asked, call.pattern, routed), router.path, kernel.name).transpose(1, 2)
+        scores, pattern = asked.scores, call.pattern
+        tensors = (asked.query, asked.key, asked.value, asked.mask, *routed, scores.sink_logits, scores.bias)
+        shape = (pattern.local_window, pattern.sink_tokens, pattern.dense_below)
+        how = (scores.scale, scores.softcap, scores.dropout, asked.dropped, asked.is_sliding)
+        return _compiled(*tensors, *shape, *how, router.path, kernel.name).transpose(1, 2)
     problem = asked.problem(call.pattern, *routed)
     tell_attention(call, problem)
     return focus_attention(problem, path=router.path, kernel=kernel)
-
-
-def tell_attention(call: Call, problem: Problem) -> None:
-    """Tell who observes attention of a call."""
-    for observer in call.router.attention_observers:
-        seen = Seen(call.router, problem.query, problem.key, problem.value, problem.scores, problem.who)
-        observer(seen)
 
 
 def _kernel(named: Kernel | None, asked: Asked) -> Kernel:
@@ -72,25 +68,18 @@ def _kernel(named: Kernel | None, asked: Asked) -> Kernel:
     return named
 
 
-def _soft(call: Call, soft: SoftGate, asked: Asked, routed: Routed) -> Tensor:
+def _soft(call: Call, assignments: Tensor, problem: Problem) -> Tensor:
     """Training: ``(B, H, T, D_v)``."""
-    problem, kernel, assignments = asked.problem(call.pattern, *routed), call.router.kernel, soft.assignments
+    router, config = call.router, call.config
     tell_attention(call, problem)
-    parts = split_over(call.router.get_base_layer()) if several() else None
+    parts = split_over(router.get_base_layer()) if several() else None
     if parts is not None:
         assignments = GradientsOfAllParts.apply(assignments, parts)
-    if soft.name == HARD_GATE:
-        output = focus_attention(problem, kernel=kernel)
-        return credit_memberships(output, assignments, problem, kernel=kernel)
-    return gated_attention(problem, assignments, gate=soft.name, strength=soft.strength)
-
-
-def _taken_apart(asked: Asked, pattern: Pattern, routed: Routed) -> tuple:
-    """What `_compiled` takes."""
-    s = asked.scores
-    tensors = (asked.query, asked.key, asked.value, asked.mask, *routed, s.sink_logits, s.bias)
-    numbers = (pattern.local_window, pattern.sink_tokens, pattern.dense_below, s.scale, s.softcap, s.dropout)
-    return *tensors, *numbers, asked.dropped, asked.is_sliding
+    if config.gate == HARD_GATE:
+        output = focus_attention(problem, kernel=router.kernel)
+        return credit_memberships(output, assignments, problem, kernel=router.kernel)
+    strength = config.gate_strength if router.gate_strength is None else router.gate_strength
+    return gated_attention(problem, assignments, gate=config.gate, strength=strength)
 
 
 # Which tokens meet depends on the data, which torch.compile cannot trace and a CUDA graph cannot record: to both, the

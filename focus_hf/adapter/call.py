@@ -8,24 +8,16 @@ others. Which call that is belongs to whoever makes it (a thread, a task), never
 from __future__ import annotations
 
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..attention import Pattern
+from .config import FocusConfig
 from .layer import FocusLayer
 from .remembered import Memory
-
-
-@dataclass(frozen=True)
-class SoftGate:
-    """What training adds to a routing: assignments ``(B, T, K)`` with a gradient, and the gate they drive."""
-
-    assignments: Tensor
-    name: str
-    strength: float
 
 
 @dataclass
@@ -44,14 +36,14 @@ class Call:
         position_ids: of the new tokens, likewise.
         cache_layer: where the tokens are cached, if they are.
         ranking: int16 ``(B, T, K)``, groups of each new token, the best first: of a routing that all heads share.
-        soft: set in training.
+        assignments: ``(B, T, K)`` with a gradient, set in training.
         tensors: of the adapter, as they are now, see `FocusLayer.made_by`.
         memory: what is, of the cached tokens.
         untouched: the cache is as it was left then.
         groups: what was found out about the keys of all tokens, to be remembered: with cells their groups, uint8 ``(B,
             H_kv, S)``; otherwise the ranking of all tokens.
         complete: it is known of every token.
-        paged: set in continuous batching.
+        paged: whose tokens are which, in continuous batching.
     """
 
     router: FocusLayer
@@ -65,13 +57,18 @@ class Call:
     position_ids: Tensor | None = None
     cache_layer: Any = None
     ranking: Tensor | None = None
-    soft: SoftGate | None = None
+    assignments: Tensor | None = None
     tensors: object = None
     memory: Memory | None = None
     untouched: bool = False
     groups: Tensor | None = None
     complete: bool = False
     paged: Any = None
+
+    @property
+    def config(self) -> FocusConfig:
+        """Of the adapter."""
+        return self.router.configs[self.adapter]
 
 
 _CURRENT: ContextVar[dict[int, Call] | None] = ContextVar("focus_call", default=None)
@@ -99,6 +96,23 @@ def current(router: FocusLayer) -> Call | None:
         return _TRACED.get(id(router))
     calls = _CURRENT.get()
     return None if calls is None else calls.get(id(router))
+
+
+def pattern_in_mode(router: FocusLayer, config: FocusConfig) -> tuple[Pattern, bool]:
+    """The pattern of an adapter in a layer's mode, and whether nobody reads a group in it."""
+    if router.mode == "window":
+        width = config.local_window if router.window is None else router.window
+        return replace(config.pattern, local_window=width), True
+    return config.pattern, router.mode == "local"
+
+
+def positions_of(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """`Call.rotary` and `Call.position_ids`, where an attention module is passed them."""
+    rotary, places = kwargs.get("position_embeddings"), kwargs.get("position_ids")
+    return {
+        "rotary": tuple(rotary) if isinstance(rotary, tuple | list) and len(rotary) == 2 else None,
+        "position_ids": places if isinstance(places, Tensor) else None,
+    }
 
 
 class RoutedConfig:

@@ -15,7 +15,6 @@ from peft.utils import WEIGHTS_NAME, PeftType
 
 from ..attention import Pattern
 from ..records.adapter_files import CONFIG_FILE, WEIGHTS_FILE, check_adapter, refuse_pickles
-from ..setting_rules import FORMAT_VERSION
 from ..settings import FocusSettings
 
 #: The adapter type; `registration.add_peft_type` has added it to PEFT's enum.
@@ -143,6 +142,3 @@ def _find_weights(name: str, subfolder: str | None, hub_arguments: dict[str, Any
             hf_hub_download(name, WEIGHTS_NAME, subfolder=subfolder, dry_run=True, **hub_arguments)
             refuse_pickles([WEIGHTS_NAME], name)
         return None
-
-
-__all__ = ["FORMAT_VERSION", "FocusConfig"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,12 +12,15 @@ from torch import nn
 from ..attention import PATHS, kernel_named
 from ..settings import check_fields
 from .config import FocusConfig
-from .decide import MODES
 from .dial import threshold_for
-from .find_layers import focus_layers, warn_if_inactive
-from .layer import FocusLayer
+from .layer import FocusLayer, focus_layers
 
 _KEEP: Any = object()
+
+#: ``None`` lets the layer decide: soft while its centroids train, hard otherwise. "local" switches groups off and
+#: keeps window and sinks: what is left without the adapter's contribution. "window" is the same with another
+#: width. "dense" routes nothing.
+MODES = (None, "soft", "hard", "local", "window", "dense")
 
 
 def set_routing(
@@ -60,7 +64,8 @@ def set_routing(
         ValueError: no Focus adapter, or a value that is out of range.
     """
     layers = focus_layers(model)
-    warn_if_inactive(layers)
+    if all(layer.routing_adapter is None for layer in layers):
+        warnings.warn("The Focus adapter is not active, so the model runs dense attention.", stacklevel=2)
     if mode is not _KEEP and mode not in MODES:
         raise ValueError(f"mode must be one of {', '.join(str(m) for m in MODES)}, got {mode!r}.")
     if (window is None) is (mode == "window") or (window is not None and window < 0):

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from ..settings import FocusSettings
 
-#: Reads no cell, and reads all of them.
-NOTHING, EVERYTHING = 1e6, -1e6
+#: Reads all cells.
+EVERYTHING = -1e6
 
 
 def thresholds(settings: FocusSettings, positions: Tensor) -> Tensor | float:
@@ -33,10 +33,10 @@ def thresholds(settings: FocusSettings, positions: Tensor) -> Tensor | float:
     share = settings.pairs
     if share is None or share >= 1 or not settings.pairs_curves:
         return EVERYTHING if share is not None and share >= 1 else settings.threshold
-    by_position = _at_positions(_frozen(settings.pairs_curves), share)
+    curves = _frozen(settings.pairs_curves)
     length = 1 << max(int(positions.shape[-1]), 4096).bit_length()
     while True:
-        table = _table(by_position, length).to(positions.device)
+        table = _table(curves, share, length).to(positions.device)
         if torch.compiler.is_compiling() or positions.device.type != "cpu" or int(positions.max()) < length:
             return table[positions.clamp(min=0, max=length - 1)]
         length *= 2
@@ -58,7 +58,6 @@ def share_at(curves: Mapping[str, Sequence[Sequence[float]]], length: int, thres
 
 def threshold_for(curves: Mapping[str, Sequence[Sequence[float]]], length: int, share: float) -> float:
     """The one threshold under which a context of this length attends to a share of its pairs; see `share_at`."""
-    low, high = EVERYTHING, NOTHING
     every = sorted(point[0] for points in curves.values() for point in points)
     low, high = every[0] - 1.0, every[-1] + 1.0
     for _ in range(50):
@@ -80,19 +79,14 @@ def _frozen(curves: Mapping[str, Sequence[Sequence[float]]]) -> Curves:
 
 
 @functools.lru_cache(maxsize=64)
-def _at_positions(curves: Curves, share: float) -> tuple[tuple[float, float], ...]:
-    """The threshold for a share, at the logarithm of each position of the curves."""
-    return tuple((place, _interpolate([(s, t) for t, s in points], share)) for place, points in curves)
-
-
-@functools.lru_cache(maxsize=64)
-def _table(points: tuple[tuple[float, float], ...], length: int) -> Tensor:
-    """Thresholds of the first so many positions: float32 ``(length,)``."""
+def _table(curves: Curves, share: float, length: int) -> Tensor:
+    """Thresholds for a share at the first so many positions: float32 ``(length,)``."""
     with torch.inference_mode(False):
         places = torch.arange(length).clamp(min=1).double().log2()
-        at = torch.tensor([place for place, _ in points], dtype=torch.float64)
-        values = torch.tensor([value for _, value in points], dtype=torch.float64)
-        upper = torch.searchsorted(at, places).clamp(max=len(points) - 1)
+        at = torch.tensor([place for place, _ in curves], dtype=torch.float64)
+        found = [_interpolate([(s, t) for t, s in points], share) for _, points in curves]
+        values = torch.tensor(found, dtype=torch.float64)
+        upper = torch.searchsorted(at, places).clamp(max=len(curves) - 1)
         lower = (upper - 1).clamp(min=0)
         width = (at[upper] - at[lower]).clamp(min=1e-9)
         part = ((places - at[lower]) / width).clamp(0, 1)

@@ -1,4 +1,4 @@
-"""Find the attention modules of a model, so that a new architecture works on the day it appears."""
+"""Find the attention modules of a model and what they are, so that a new architecture works on the day it appears."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ast
 import functools
 import inspect
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,6 +98,38 @@ def slot_by_call(module: Any) -> SlotOfCall | None:
 def input_width(module: Any) -> int:
     """Width of the hidden states that enter an attention module (Zamba's: two of them side by side)."""
     return int(getattr(module, "attention_hidden_size", None) or module.config.hidden_size)
+
+
+def head_shape(modules: Sequence[Any]) -> dict[str, int]:
+    """Key/value heads, query heads and the size of a head, which routing by cells needs before it has seen them.
+
+    Raises:
+        ValueError: the modules do not say, or they differ.
+    """
+    found = {_shape(module) for module in modules}
+    shape = found.pop() if len(found) == 1 else (None, None, None)
+    keys, queries, size = shape
+    if keys is None or queries is None or size is None or queries % keys:
+        raise ValueError(
+            f"The layers of {type(modules[0]).__name__} do not have one number and size of heads that their "
+            "configuration names, which routing='cells' needs. Use routing='shared'."
+        )
+    return {"key_value_heads": keys, "query_heads": queries, "head_dim": size}
+
+
+def _shape(module: Any) -> tuple[int | None, int | None, int | None]:
+    config = module.config
+    queries = _first(config, "num_attention_heads", "n_head")
+    keys = _first(config, "num_key_value_heads") or queries
+    size = _first(module, "head_dim", "head_size")
+    if size is None and queries is not None:
+        width = _first(config, "hidden_size", "n_embd")
+        size = _first(config, "head_dim") or (None if width is None else width // queries)
+    return keys, queries, size
+
+
+def _first(where: Any, *names: str) -> int | None:
+    return next((value for name in names if isinstance(value := getattr(where, name, None), int)), None)
 
 
 #: From an attention module and the arguments of a call, by name, to a layer of the cache.

@@ -9,22 +9,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .. import routing
-from ..attention import HARD_GATE
 from ..escape import shown
-from .balance import balanced_assignments
-from .call import Call, RoutedConfig, SoftGate, begin, current
-from .decide import is_soft, pattern_in_mode
+from ..records.adapter_files import ROUTER
+from .call import Call, RoutedConfig, begin, current, pattern_in_mode, positions_of
 from .discovery import slot_by_call
 from .engines.continuous import find_pages, route_pages
 from .layer import FocusLayer
 from .masks import valid_tokens
+from .observe import choose_groups
 from .remembered import cache_layer, find_cache, recall, remember, tokens_seen
-from .routers import earlier_ranking, rank_groups
+from .routers import rank_all
+from .training import assignments_of, is_soft
 
 
-def add_hooks(attention: Any, router: FocusLayer) -> None:
-    """Let an attention module follow a router until `remove_hooks`."""
+def add_router(attention: Any, router: FocusLayer) -> None:
+    """Let an attention module follow a router, as its child, until `remove_router`."""
+    attention.add_module(ROUTER, router)
     hooks = _Hooks(router, attention)
     attention.config = RoutedConfig(attention.config, router)
     router.hooks = [
@@ -33,8 +33,9 @@ def add_hooks(attention: Any, router: FocusLayer) -> None:
     ]
 
 
-def remove_hooks(attention: Any, router: FocusLayer) -> None:
-    """The attention module as it was before `add_hooks`."""
+def remove_router(attention: Any, router: FocusLayer) -> None:
+    """The attention module as it was before `add_router`."""
+    delattr(attention, ROUTER)
     for handle in router.hooks:
         handle.remove()
     if isinstance(attention.config, RoutedConfig):
@@ -80,21 +81,25 @@ class _Hooks:
             slot = router.layer_idx if self.slot_by_call is None else self._slot(attention, args, kwargs)
             layer = cache_layer(cache, slot)
         call = self._start(name, hidden, layer, kwargs)
-        mask = kwargs.get("attention_mask")
         if is_soft(router, name, cached_tokens=call.seen) and call.seen + hidden.shape[1] > call.pattern.dense_length:
-            call.soft, call.dense = self._soft(call, mask), False
+            call.dense = False
+            scores, balance = router(hidden, name)
+            call.assignments = assignments_of(call, scores, balance, valid_tokens(kwargs.get("attention_mask")))
+            choose_groups(call, scores, balance)  # a cache remembers those that inference would have
             return call
         if router.is_observed:
             call.dense = False
         if call.dense and layer is None:
             return None
-        self._rank(call)
+        if not (call.config.by_cells or (call.alone and layer is None)):
+            with torch.no_grad():
+                choose_groups(call, *router(hidden, name))
         return call
 
     def _start(self, name: str, hidden: Tensor, layer: Any, kwargs: dict[str, Any]) -> Call:
         router = self.router
         config, tensors = router.configs[name], router.made_by(name)
-        pattern, alone = pattern_in_mode(config, router.mode, router.window)
+        pattern, alone = pattern_in_mode(router, config)
         memory, untouched, seen = None, False, 0
         if layer is not None:
             memory, untouched = recall(layer, name, tensors)
@@ -102,41 +107,14 @@ class _Hooks:
             _refuse_whole_cache(router, layer, seen)
         everything = config.is_dense and not alone
         dense = everything or seen + hidden.shape[1] <= pattern.dense_length
-        rotary, position_ids = kwargs.get("position_embeddings"), kwargs.get("position_ids")
         return Call(
             *(router, name, pattern, hidden, seen, dense, alone),
-            rotary=tuple(rotary) if isinstance(rotary, tuple | list) and len(rotary) == 2 else None,
-            position_ids=position_ids if isinstance(position_ids, Tensor) else None,
+            **positions_of(kwargs),
             cache_layer=layer,
             tensors=tensors,
             memory=memory,
             untouched=untouched,
         )
-
-    @torch.no_grad()
-    def _rank(self, call: Call) -> None:
-        """Rank the groups of the new tokens, for a routing that all heads share."""
-        if call.router.configs[call.adapter].by_cells or (call.alone and call.cache_layer is None):
-            return
-        scores, balance = call.router(call.hidden, call.adapter)
-        call.ranking = rank_groups(scores, balance)
-        if call.router.observer is not None:
-            top_k = call.router.configs[call.adapter].top_k
-            call.router.observer(call.router, scores, routing.hard_memberships(scores, balance, top_k))
-
-    def _soft(self, call: Call, mask: Any) -> SoftGate:
-        """Training. A cache remembers the groups that inference would have."""
-        router, config = call.router, call.router.configs[call.adapter]
-        scores, balance = router(call.hidden, call.adapter)
-        assignments = balanced_assignments(router, call.adapter, scores, balance, valid_tokens(mask))
-        call.ranking = rank_groups(scores.detach(), balance)
-        hard = routing.hard_memberships(scores.detach(), balance, config.top_k)
-        if router.observer is not None:
-            router.observer(router, scores.detach(), hard)
-        if config.straight_through or config.gate == HARD_GATE:
-            assignments = routing.straight_through(hard, assignments)
-        strength = config.gate_strength if router.gate_strength is None else router.gate_strength
-        return SoftGate(assignments, config.gate, strength)
 
     def _slot(self, attention: Any, args: tuple, kwargs: dict[str, Any]) -> int:
         assert self.slot_by_call is not None
@@ -150,9 +128,7 @@ class _Hooks:
         if call.ranking is not None and call.groups is None:
             keys = getattr(call.cache_layer, "keys", None)
             known = keys if isinstance(keys, Tensor) and keys.dim() == 4 else call.ranking[:, None]
-            earlier = earlier_ranking(call, known)
-            call.groups = torch.cat([earlier, call.ranking], dim=1)
-            call.complete = not call.seen or (call.untouched and call.memory is not None and call.memory.complete)
+            rank_all(call, known)
         length = call.seen + call.hidden.shape[1]
         remember(call.cache_layer, call.adapter, call.tensors, call.groups, length, call.complete)
 

@@ -81,8 +81,7 @@ def focus_attention_forward(
 
 def _with_sinks(scores: Scores, sinks: Tensor, query: Tensor) -> Scores:
     """A sink logit for each query, as the logit 0 beside scores that are less by it: the softmax is the same."""
-    bias = -sinks if scores.bias is None else scores.bias - sinks
-    return replace(scores, bias=bias, sink_logits=query.new_zeros(query.shape[1]))
+    return replace(scores.plus(-sinks), sink_logits=query.new_zeros(query.shape[1]))
 
 
 def _under_autocast(*tensors: Tensor) -> Sequence[Tensor]:
@@ -124,7 +123,5 @@ def _dense(
         )
     if mask is None:
         mask = causal_mask(num_queries, num_keys, query.device)[None, None]
-    if (added := added_to_scores(mask)) is not None:
-        scores = replace(scores, bias=added if scores.bias is None else scores.bias + added)
-    output = masked_attention(query, key, value, allowed_pairs(mask), scores)
+    output = masked_attention(query, key, value, allowed_pairs(mask), scores.plus(added_to_scores(mask)))
     return output.transpose(1, 2).contiguous(), None

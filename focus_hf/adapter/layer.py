@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -14,10 +13,11 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from .. import routing
-from ..attention import HARD_GATE, Kernel, Pattern, Scores, WhoAttends
+from ..attention import Kernel, Pattern
 from ..routing.cells import CellRouter
 from .config import FocusConfig
 from .discovery import slides
+from .remembered import state_of
 
 #: Scale of fresh centroids: scores of unit-variance hidden states start with a spread of a few units.
 CENTROID_GAIN = 0.3
@@ -35,37 +35,11 @@ OF_CELLS = {
 }
 
 
-@dataclass(frozen=True)
-class Seen:
-    """A hard attention call, as those who observe it see it.
-
-    Args:
-        layer: of the attention module.
-        query: ``(B, H, Q, D)``, positions applied.
-        key: ``(B, H_kv, S, D)``, likewise.
-        value: ``(B, H_kv, S, D_v)``.
-        scores: how they are made of ``q . k``.
-        who: who may attend to whom.
-    """
-
-    layer: FocusLayer
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    scores: Scores
-    who: WhoAttends
-
-    @property
-    def scale(self) -> float:
-        """Factor on ``q . k``."""
-        return self.scores.scale
-
-
 class FocusLayer(nn.Module, BaseTunerLayer):
     """Centroids of one attention module.
 
     It sits *beside* the projections of the attention module, as its child ``group_router``, and acts through forward
-    hooks (`add_hooks`). So parameter names of the base model stay as they are, and LoRA can target ``q_proj`` in any
+    hooks (`add_router`). So parameter names of the base model stay as they are, and LoRA can target ``q_proj`` in any
     order.
 
     Per adapter it holds ``focus_proj`` (``W_g``, ``(d_g, d)``), ``focus_centroids`` (``C``, ``(K, d_g)``) and
@@ -108,7 +82,7 @@ class FocusLayer(nn.Module, BaseTunerLayer):
         self.gate_strength: float | None = None
         self.balance_rate = routing.BALANCE_RATE
         self.observer: Callable[[Any, Tensor, Tensor], None] | None = None
-        self.attention_observers: tuple[Callable[[Seen], None], ...] = ()
+        self.attention_observers: tuple[Callable[[Any], None], ...] = ()
         self.hooks: list[RemovableHandle] = []
         self.balance_steps: deque[Tensor] = deque(maxlen=256)  # where several processes train
         self._checked: set[str] = set()
@@ -254,7 +228,7 @@ class FocusLayer(nn.Module, BaseTunerLayer):
         tensors = {field: kinds[kind]._parameters[adapter_name] for field, kind in OF_CELLS.items()}
         if torch.compiler.is_compiling():
             return CellRouter(**{field: tensor.detach().float() for field, tensor in tensors.items()})
-        state = [(t.data_ptr(), 0 if t.is_inference() else t._version) for t in tensors.values()]
+        state = state_of(tensors.values())
         kept = self._cells
         if kept is not None and kept[0] == (adapter_name, state):
             return kept[1]
@@ -270,8 +244,7 @@ class FocusLayer(nn.Module, BaseTunerLayer):
             return None
         config, kinds = self.configs[adapter_name], self._modules
         names = ("focus_key_proj" if config.by_cells else "focus_proj", "focus_centroids", "focus_balance")
-        tensors: list[Any] = [kinds[name]._parameters[adapter_name] for name in names]  # type: ignore[union-attr]
-        return tuple((t.data_ptr(), 0 if t.is_inference() else t._version) for t in tensors)
+        return state_of(kinds[name]._parameters[adapter_name] for name in names)  # type: ignore[union-attr, misc]
 
     def check_finite(self, adapter_name: str) -> None:
         """Once per adapter: damaged or missing tensors must not quietly route at random."""
@@ -288,22 +261,22 @@ class FocusLayer(nn.Module, BaseTunerLayer):
             )
         self._checked.add(adapter_name)
 
-    def learns(self, adapter_name: str, *, starts: bool) -> bool:
-        """Whether a call gives gradients to an adapter's centroids: in training, and in eval mode where that changes
-        no value, with the hard gate.
-
-        Args:
-            adapter_name: whose centroids.
-            starts: the call starts its sequences. One that continues a cache cannot, and is an error in training only.
-        """
-        if not torch.is_grad_enabled():
-            return False
-        config = self.configs[adapter_name]
-        if config.by_cells or not self.focus_centroids[adapter_name].requires_grad:
-            return False
-        return self.training or (starts and config.gate == HARD_GATE)
-
     def extra_repr(self) -> str:
         return ", ".join(
             f"{name}: K={c.num_groups}, top_k={c.top_k}, window={c.local_window}" for name, c in self.configs.items()
         )
+
+
+def focus_layers(model: nn.Module) -> list[FocusLayer]:
+    """The Focus layers of a model, in order.
+
+    Raises:
+        ValueError: the model has none.
+    """
+    layers = [module for module in model.modules() if isinstance(module, FocusLayer)]
+    if not layers:
+        raise ValueError(
+            f"This {type(model).__name__} has no Focus adapter. Load one with model.load_adapter(...) or add one with "
+            "get_peft_model(model, focus_hf.FocusConfig())."
+        )
+    return layers

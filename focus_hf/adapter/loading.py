@@ -31,7 +31,7 @@ from ..records.adapter_files import (
     refuse_pickles,
 )
 from .config import FocusConfig
-from .hooks import remove_hooks
+from .hooks import remove_router
 from .layer import FocusLayer
 from .names import base_prefix, plain_name, unwrapped
 
@@ -190,8 +190,7 @@ def take_out(model: Any, adapter_name: str) -> None:
         if isinstance(router, FocusLayer) and adapter_name in router.configs:
             router.delete_adapter(adapter_name)
             if not router.configs:
-                remove_hooks(attention, router)
-                delattr(attention, ROUTER)
+                remove_router(attention, router)
     base.peft_config.pop(adapter_name, None)
     if not base.peft_config:
         del base.peft_config

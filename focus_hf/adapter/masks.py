@@ -57,16 +57,11 @@ class Asked:
             seen: tokens so far, the new ones included.
             is_sliding: the mask is that of a sliding window.
         """
-        dropped = 0
+        held = slice(seen) if key.shape[2] > seen else slice(-key.shape[2], None)
         if key.shape[2] > seen:
-            key, value = key[:, :, :seen], value[:, :, :seen]
-            mask = mask[..., :seen] if mask is not None else None
-            scores = scores.part(EVERY, slice(seen))
-        elif key.shape[2] < seen or mask is not None or scores.bias is not None:
-            dropped = seen - key.shape[2]
-            mask = mask[..., -key.shape[2] :] if mask is not None else None
-            scores = scores.part(EVERY, slice(-key.shape[2], None))
-        return cls(query, key, value, mask, scores, dropped, is_sliding)
+            key, value = key[:, :, held], value[:, :, held]
+        mask = None if mask is None else mask[..., held]
+        return cls(query, key, value, mask, scores.part(EVERY, held), seen - key.shape[2], is_sliding)
 
     def query_positions(self) -> Tensor:
         """Positions of the queries, as `read_mask` has them, without looking at any: int64 ``(B, Q)``."""
@@ -88,9 +83,7 @@ class Asked:
             pattern: window, sinks, dense start, bands.
             groups, reads, memberships: see `WhoAttends`; one head may stand for all.
         """
-        scores, kv_heads = self.scores, self.key.shape[1]
-        if (added := added_to_scores(self.mask)) is not None:
-            scores = replace(scores, bias=added if scores.bias is None else scores.bias + added)
+        scores, kv_heads = self.scores.plus(added_to_scores(self.mask)), self.key.shape[1]
         num_keys = self.key.shape[2]
         positions, documents, extra_mask = read_mask(
             self.mask, self.query, num_keys, dropped=self.dropped, is_sliding=self.is_sliding

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import copy
+import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+from huggingface_hub import try_to_load_from_cache
+from huggingface_hub.utils import HFValidationError
 from peft.config import PeftConfig
 from peft.tuners.tuners_utils import BaseTuner, check_target_module_exists
 from torch import Tensor, nn
 
+from ..commits import is_commit
 from ..escape import one_line, shown
 from ..records.adapter_files import HUB_TAG, ROUTER, AdapterFileError
-from .discovery import input_width, layer_numbers
-from .head_shape import head_shape
-from .hooks import add_hooks, refuse_mixed_batch, remove_hooks
+from .config import FocusConfig
+from .discovery import head_shape, input_width, layer_numbers
+from .hooks import add_router, refuse_mixed_batch, remove_router
 from .layer import FocusLayer
 from .loading import awaits_weights, guard, remove_guard, take_out, tensors_for
-from .pins import warn_if_other_base
 from .rotation import find_rotary
 from .targets import find_targets, without_patterns
 
@@ -70,7 +75,7 @@ class FocusModel(BaseTuner):
                     f"is {shown(found)}." + (f" It was made for {one_line(base, 80)}." if base else "")
                 )
             setattr(peft_config, field, found)
-        warn_if_other_base(peft_config, model)
+        _warn_if_other_base(peft_config, model)
         guard(self.model)
         if hasattr(self.model, "add_model_tags"):
             self.model.add_model_tags(HUB_TAG)  # PEFT and transformers write a model's tags into their cards
@@ -121,8 +126,7 @@ class FocusModel(BaseTuner):
             router = FocusLayer(target, current_key, self._numbers[current_key], rotary)
             router.train(target.training)
             router._active_adapter = adapter_name
-            target.add_module(ROUTER, router)
-            add_hooks(target, router)
+            add_router(target, router)
         router.update_layer(adapter_name, peft_config)
 
     def _unload_and_optionally_merge(
@@ -137,8 +141,7 @@ class FocusModel(BaseTuner):
             if isinstance(router, FocusLayer):
                 if merge:
                     router.merge(safe_merge=safe_merge, adapter_names=adapter_names)
-                remove_hooks(module, router)
-                delattr(module, ROUTER)
+                remove_router(module, router)
         if hasattr(self.model, "peft_config"):
             del self.model.peft_config
         if HUB_TAG in (getattr(self.model, "model_tags", None) or ()):
@@ -154,4 +157,26 @@ def _refuse_lost_weights(model: Any) -> None:
         raise ValueError(
             "PeftModel.from_pretrained cannot put an adapter on a model with parts on disk. Load the model anew, and "
             "the adapter with model.load_adapter(...)."
+        )
+
+
+def _warn_if_other_base(config: FocusConfig, model: nn.Module) -> None:
+    """Warn when a base model from the Hub cannot be the commit that the adapter was trained on.
+
+    A loaded model does not carry its commit, so this looks into the cache: if only another commit of the model is
+    there, that is what was loaded. Models from folders or other caches are not judged.
+    """
+    name, pinned = getattr(model, "name_or_path", ""), config.revision
+    if not name or os.path.isdir(name) or pinned is None or not is_commit(pinned):
+        return
+    try:
+        current = try_to_load_from_cache(name, "config.json")
+        wanted = try_to_load_from_cache(name, "config.json", revision=pinned)
+    except HFValidationError:
+        return
+    if name == config.base_model_name_or_path and isinstance(current, str) and not isinstance(wanted, str):
+        warnings.warn(
+            f"This adapter was trained on {name} at commit {pinned[:12]}, but the copy here is at commit "
+            f"{Path(current).parent.name[:12]}: its groups may not fit. Load the base model with revision={pinned!r}.",
+            stacklevel=2,
         )

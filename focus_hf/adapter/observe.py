@@ -10,13 +10,25 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..attention import Pattern, WhoAttends, by_memberships, count_pairs
+from .. import routing
+from ..attention import Pattern, Problem, WhoAttends, by_memberships, count_pairs
 from ..routing.cells import key_scores
 from .call import Call
 from .config import FocusConfig
-from .find_layers import focus_layers
-from .layer import FocusLayer, Seen
-from .routers import Routed, own_heads, plain_keys
+from .layer import FocusLayer, focus_layers
+from .routers import Routed, own_heads, plain_keys, rank_groups
+
+
+@dataclass(frozen=True)
+class Seen(Problem):
+    """A hard attention call, as those who observe it see it: what is computed, and the layer whose it is."""
+
+    layer: FocusLayer
+
+    @property
+    def scale(self) -> float:
+        """Factor on ``q . k``."""
+        return self.scores.scale
 
 
 @dataclass(frozen=True)
@@ -103,9 +115,23 @@ def observe_routing(model: nn.Module, observer: Callable[[Any, Tensor, Tensor], 
             layer.observer = previous
 
 
+@torch.no_grad()
+def choose_groups(call: Call, scores: Tensor, balance: Tensor) -> None:
+    """Rank the groups of the new tokens, for a routing that all heads share, and tell who observes it.
+
+    Args:
+        call: that is made.
+        scores, balance: see `FocusLayer.forward`.
+    """
+    scores, router = scores.detach(), call.router
+    call.ranking = rank_groups(scores, balance)
+    if router.observer is not None:
+        router.observer(router, scores, routing.hard_memberships(scores, balance, call.config.top_k))
+
+
 def tell_routing(call: Call, key: Tensor, routed: Routed) -> None:
     """Tell who observes the routing of a layer whose heads route by themselves."""
-    router, config = call.router, call.router.configs[call.adapter]
+    router, config = call.router, call.config
     groups, reads, _ = routed
     scores = key_scores(plain_keys(call, key, key.shape[2]), own_heads(call, key.shape[1]))
     members = torch.nn.functional.one_hot(groups.long(), config.num_groups).bool()
@@ -129,6 +155,12 @@ def observe_attention(model: nn.Module, observer: Callable[[Seen], None]) -> Ite
     finally:
         for layer in layers:
             layer.attention_observers = tuple(one for one in layer.attention_observers if one is not observer)
+
+
+def tell_attention(call: Call, problem: Problem) -> None:
+    """Tell who observes attention of a call."""
+    for observer in call.router.attention_observers:
+        observer(Seen(**vars(problem), layer=call.router))
 
 
 @dataclass

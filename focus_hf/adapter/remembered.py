@@ -7,6 +7,7 @@ are then others, and no code of ours has to follow.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,7 +91,7 @@ def tokens_seen(layer: Any) -> int:
 def _marks(layer: Any) -> dict[str, tuple[Any, int]]:
     """What changes when somebody changes a layer: its tensors by identity and version, and its numbers."""
     return {
-        name: (value, 0) if isinstance(value, int) else (_Same(value), _version(value))
+        name: (value, 0) if isinstance(value, int) else (_Same(value), version(value))
         for name, value in vars(layer).items()
         if isinstance(value, Tensor | int) or name.startswith("_quantized")
     }
@@ -108,8 +109,14 @@ class _Same:
     __hash__ = None  # type: ignore[assignment]
 
 
-def _version(value: Any) -> int:
+def version(value: Any) -> int:
+    """Of a tensor, which a write in place raises; 0 where nobody counts."""
     return 0 if not isinstance(value, Tensor) or value.is_inference() else value._version
+
+
+def state_of(tensors: Iterable[Tensor]) -> tuple[tuple[int, int], ...]:
+    """What is another one when somebody has changed tensors."""
+    return tuple((tensor.data_ptr(), version(tensor)) for tensor in tensors)
 
 
 def same_keys(old: Tensor, new: Tensor) -> Tensor:

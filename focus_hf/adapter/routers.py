@@ -36,7 +36,7 @@ def route(call: Call, query: Tensor, key: Tensor, positions: Tensor) -> Routed:
     """
     if call.alone:
         return no_groups(key, query.shape[2])
-    if call.router.configs[call.adapter].by_cells:
+    if call.config.by_cells:
         return by_cells(call, query, key, positions)
     return shared(call, key)
 
@@ -54,11 +54,21 @@ def no_groups(key: Tensor, num_queries: int) -> Routed:
 
 def shared(call: Call, key: Tensor) -> Routed:
     """Each token is in its ``top_k`` best groups, and reads the keys that it has one in common with."""
+    ranking = rank_all(call, key)[:, -key.shape[2] :]  # a sliding layer has dropped the oldest
+    return by_ranking(ranking, call.config, call.hidden.shape[1], complete=call.complete)
+
+
+def rank_all(call: Call, key: Tensor) -> Tensor:
+    """Groups of all tokens, the best first, int16 ``(B, seen + T, K)``: what there is to remember of a call.
+
+    Args:
+        call: that is made.
+        key: of all tokens, ``(B, H_kv, S, D)``.
+    """
     assert call.ranking is not None
-    ranking = call.groups = torch.cat([earlier_ranking(call, key), call.ranking], dim=1)
+    call.groups = torch.cat([_earlier_ranking(call, call.ranking, key), call.ranking], dim=1)
     call.complete = not call.seen or (call.untouched and call.memory is not None and call.memory.complete)
-    ranking = ranking[:, -key.shape[2] :]  # a sliding layer has dropped the oldest
-    return by_ranking(ranking, call.router.configs[call.adapter], call.ranking.shape[1], complete=call.complete)
+    return call.groups
 
 
 def by_ranking(ranking: Tensor, config: FocusSettings, num_queries: int, *, complete: bool) -> Routed:
@@ -88,19 +98,13 @@ def by_ranking(ranking: Tensor, config: FocusSettings, num_queries: int, *, comp
     return numbers.to(dtype)[:, None], reads[:, None, ..., None], members
 
 
-def earlier_ranking(call: Call, key: Tensor) -> Tensor:
-    """Groups of the tokens before the new ones, the best first: int16 ``(B, seen, K)``; -1 where nobody knows.
-
-    Args:
-        call: that is made.
-        key: of all tokens, ``(B, H_kv, S, D)``.
-    """
-    assert call.ranking is not None
-    batch, new, width = call.ranking.shape
+def _earlier_ranking(call: Call, new_ranking: Tensor, key: Tensor) -> Tensor:
+    """Of the tokens before the new ones: int16 ``(B, seen, K)``; -1 where nobody knows."""
+    batch, new, width = new_ranking.shape
     memory = call.memory
     if memory is not None and memory.groups is not None and memory.groups.shape[0] == batch and call.untouched:
         return memory.groups
-    ranking = call.ranking.new_full((batch, call.seen, width), -1)
+    ranking = new_ranking.new_full((batch, call.seen, width), -1)
     if memory is None or memory.groups is None or memory.keys is None or key.shape[2] != call.seen + new:
         return ranking
     place = same_keys(memory.keys[:, :, : memory.groups.shape[1]], key[:, :, : call.seen])
@@ -119,16 +123,13 @@ def rank_groups(scores: Tensor, balance: Tensor) -> Tensor:
 
 def by_cells(call: Call, query: Tensor, key: Tensor, positions: Tensor) -> Routed:
     """A key is in the group of its content; a query reads groups at distances (`focus_hf.routing.cells`)."""
-    config, router = call.router.configs[call.adapter], own_heads(call, key.shape[1])
+    config, router = call.config, own_heads(call, key.shape[1])
     memory, new = call.memory, query.shape[2]
     known = None if memory is None or not call.untouched or call.seen == 0 else memory.groups
-    if known is not None and known.shape[:2] == key.shape[:2] and known.shape[2] == key.shape[2] - new:
-        groups = torch.cat([known, _groups(call, key, router, new)], dim=2)
-    else:
-        groups = _groups(call, key, router, key.shape[2])
-    call.groups = groups
-    threshold = thresholds(config, positions)
-    return groups, cell_reads(query, positions, router, threshold, config.local_window), None
+    goes_on = known is not None and (*known.shape[:2], known.shape[2] + new) == key.shape[:3]
+    found = key_groups(plain_keys(call, key, new if goes_on else key.shape[2]), router)
+    groups = call.groups = torch.cat([known, found], dim=2) if known is not None and goes_on else found
+    return groups, cell_reads(query, positions, router, thresholds(config, positions), config.local_window), None
 
 
 def own_heads(call: Call, kv_heads: int) -> CellRouter:
@@ -152,31 +153,35 @@ def own_heads(call: Call, kv_heads: int) -> CellRouter:
     return replace(router, **{name: tensor[first : first + kv_heads] for name, tensor in vars(router).items()})
 
 
-def _groups(call: Call, key: Tensor, router: CellRouter, count: int) -> Tensor:
-    """Groups of the last so many keys."""
-    return key_groups(plain_keys(call, key, count), router)
+def plain_keys(call: Call, key: Tensor, count: int, positions: Tensor | None = None) -> Tensor:
+    """The last so many of a call's keys, as they were before positions were applied: ``(B, H_kv, count, D)``.
 
-
-def plain_keys(call: Call, key: Tensor, count: int) -> Tensor:
-    """The last so many of a call's keys, as they were before positions were applied: ``(B, H_kv, count, D)``."""
+    Args:
+        call: that is made.
+        key: ``(B, H_kv, S, D)``.
+        count: how many.
+        positions: of all keys, ``(B, S)``; by default they stand next to each other, the new tokens last.
+    """
     own, turn = key[:, :, key.shape[2] - count :], call.rotary
     if turn is None:
         return own
-    if count > turn[0].shape[1]:
-        turn = _all_angles(call, key, turn)
+    if positions is not None or count > turn[0].shape[1]:
+        turn = _angles_of_all(call, key, turn, positions)
     cos, sin = (x[:, x.shape[1] - count :] for x in turn)
     return turned_back(call.router.get_base_layer(), own, cos, sin)
 
 
-def _all_angles(call: Call, key: Tensor, new: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Angles of all keys: the tokens before the new ones stand next to each other, and to them."""
+def _angles_of_all(
+    call: Call, key: Tensor, new: tuple[Tensor, Tensor], positions: Tensor | None
+) -> tuple[Tensor, Tensor]:
     count, rotary = new[0].shape[1], call.router.rotary
-    places = torch.arange(key.shape[2], device=key.device)[None]
-    if call.position_ids is not None and call.position_ids.dim() == 2:
-        first = call.position_ids[:, :1]
-    else:
-        first = places[:, -count:][:, :1] * 0 + call.seen
-    positions = (first - (key.shape[2] - count) + places).clamp(min=0)
+    if positions is None:
+        places = torch.arange(key.shape[2], device=key.device)[None]
+        if call.position_ids is not None and call.position_ids.dim() == 2:
+            first = call.position_ids[:, :1]
+        else:
+            first = places[:, -count:][:, :1] * 0 + call.seen
+        positions = (first - (key.shape[2] - count) + places).clamp(min=0)
     found = None if rotary is None else angles(rotary, call.router.get_base_layer(), positions, new)
     if found is None:
         raise ValueError(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -78,20 +80,8 @@ class WhoAttends:
 
     def sequence(self, row: int) -> WhoAttends:
         """One sequence of the batch, as a batch of one."""
-        one = slice(row, row + 1)
-
-        def of(tensor: Tensor | None) -> Tensor | None:
-            return None if tensor is None else tensor[one]
-
-        return replace(
-            self,
-            positions=self.positions[one],
-            key_groups=self.key_groups[one],
-            reads=self.reads[one],
-            documents=of(self.documents),
-            extra_mask=of(self.extra_mask),
-            memberships=of(self.memberships),
-        )
+        tensors: dict[str, Any] = {n: x[row : row + 1] for n, x in vars(self).items() if isinstance(x, Tensor)}
+        return replace(self, **tensors)
 
 
 def attended_pairs(who: WhoAttends, rows: slice = EVERY, columns: slice = EVERY) -> Tensor:
@@ -229,6 +219,35 @@ def count_pairs(who: WhoAttends, chunk: int = 1024) -> tuple[Tensor, int]:
         attended += attended_pairs(who, rows).sum(dim=(0, 2, 3)).cpu()
         possible += int(dense_pairs(who, rows).sum())
     return attended, possible
+
+
+def sequences(who: WhoAttends) -> Iterator[tuple[int, Tensor | slice, Tensor | slice]]:
+    """Every document that has queries, without padding: its row in the batch, its tokens, and its queries.
+
+    Yields:
+        Indices of the tokens in ``0 .. S - 1``, and of those that are queries in ``0 .. Q - 1``.
+    """
+    positions, documents, num_queries = who.positions, who.documents, who.num_queries
+    num_keys = positions.shape[1]
+    first_query = num_keys - num_queries
+    if who.first_position is not None and documents is None:
+        yield from ((row, slice(0, num_keys), slice(0, num_queries)) for row in range(positions.shape[0]))
+        return
+    for row in range(positions.shape[0]):
+        real = positions[row] != PADDING
+        if documents is None and bool(real.all()):
+            yield row, slice(0, num_keys), slice(0, num_queries)
+            continue
+        tokens = real.nonzero().squeeze(-1)
+        counts = (
+            [tokens.shape[0]]
+            if documents is None
+            else documents[row, tokens].unique_consecutive(return_counts=True)[1].tolist()
+        )
+        for document in tokens.split(counts):
+            queries = document[document >= first_query] - first_query
+            if queries.numel():
+                yield row, document, queries
 
 
 def _query_positions(who: WhoAttends, rows: slice) -> Tensor:

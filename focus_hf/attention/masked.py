@@ -30,7 +30,6 @@ def masked_attention(
     mask: Tensor,
     scores: Scores,
     *,
-    bias: Tensor | None = None,
     gate: Tensor | None = None,
 ) -> Tensor:
     """Softmax attention over the pairs that ``mask`` allows, spelled out.
@@ -39,8 +38,7 @@ def masked_attention(
         query, key, value: see `Problem`.
         mask: bool ``(B or 1, 1 or H_kv or H, Q, S)``; a row without any allowed pair gives zeros.
         scores: how they are made.
-        bias: added to the scores beside their own, broadcastable to ``(B, H, Q, S)``.
-        gate: multiplied onto the scores, likewise.
+        gate: multiplied onto the scores, broadcastable to ``(B, H, Q, S)``.
 
     Returns:
         ``(B, H, Q, D_v)`` in the dtype of ``value``.
@@ -56,8 +54,6 @@ def masked_attention(
         logits = logits + scores.bias
     if gate is not None:
         logits = logits * gate
-    if bias is not None:
-        logits = logits + bias
     logits = logits.masked_fill(~mask, float("-inf"))
     if scores.sink_logits is not None:
         column = scores.sink_logits.to(logits.dtype).view(1, -1, 1, 1).expand(logits.shape[0], -1, logits.shape[2], 1)

@@ -9,15 +9,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-from .kernels import Kernel, find_kernel
+from .gathered import gathered_focus_attention
+from .kernels import Kernel
 from .masked import masked_focus_attention
 from .on_device import device_focus_attention, fits_device
 from .problem import Problem
 from .prompt import blocked_focus_attention, grouped_focus_attention
-from .token import gathered_focus_attention
+
+#: The paths that call no backend, by name.
+_OTHERS: dict[str, Callable[[Problem], Tensor]] = {
+    "triton": device_focus_attention,
+    "blocked": blocked_focus_attention,
+    "gathered": gathered_focus_attention,
+    "masked": masked_focus_attention,
+}
 
 PATHS = ("auto", "triton", "grouped", "blocked", "gathered", "masked")
 
@@ -41,17 +51,7 @@ def focus_attention(problem: Problem, *, path: str = "auto", kernel: Kernel | No
         ``(B, H, Q, D_v)``.
     """
     chosen = choose_path(problem, path)
-    if chosen == "triton":
-        return device_focus_attention(problem)
-    if chosen == "grouped":
-        return grouped_focus_attention(
-            problem, find_kernel(problem.query, problem.value) if kernel is None else kernel
-        )
-    if chosen == "blocked":
-        return blocked_focus_attention(problem)
-    if chosen == "gathered":
-        return gathered_focus_attention(problem)
-    return masked_focus_attention(problem)
+    return grouped_focus_attention(problem, kernel) if chosen == "grouped" else _OTHERS[chosen](problem)
 
 
 def choose_path(problem: Problem, path: str = "auto") -> str:

@@ -37,6 +37,12 @@ class Scores:
         """Kernels can compute them."""
         return self.softcap is None and self.dropout == 0.0 and self.bias is None
 
+    def plus(self, bias: Tensor | None) -> Scores:
+        """The same with one more bias, if there is one."""
+        if bias is None:
+            return self
+        return replace(self, bias=bias if self.bias is None else self.bias + bias)
+
     def part(self, rows: slice, columns: slice) -> Scores:
         """The scores of some pairs.
 
@@ -45,11 +51,6 @@ class Scores:
             columns: which of the ``S`` keys.
         """
         return self if self.bias is None else replace(self, bias=self.bias[:, :, rows, columns])
-
-    def of_sequence(self, row: int) -> Scores:
-        """Those of one sequence of the batch."""
-        shared = self.bias is None or self.bias.shape[0] == 1
-        return self if shared or self.bias is None else replace(self, bias=self.bias[row : row + 1])
 
 
 @dataclass(frozen=True)
@@ -84,9 +85,3 @@ class Problem:
     def is_plain(self) -> bool:
         """Kernels can compute it: no soft-capping, dropout or bias, no mask beyond causality, padding, documents."""
         return self.scores.is_plain and self.who.extra_mask is None
-
-    def sequence(self, row: int) -> Problem:
-        """One sequence of the batch, as a batch of one."""
-        one = slice(row, row + 1)
-        who, scores = self.who.sequence(row), self.scores.of_sequence(row)
-        return Problem(self.query[one], self.key[one], self.value[one], who, scores)

@@ -56,7 +56,7 @@ def bench_attention(setting: Setting, seconds: float = 5.0) -> Measurement:
     baseline = min(denses, key=lambda name: times[name])
     attended, possible = count_pairs(problem.who)
     path = choose_path(problem)
-    computed = make_plan(problem.who, setting.length).computed_pairs() if path == "grouped" else possible
+    computed = sum(part.computed_pairs() for part in make_plan(problem)) if path == "grouped" else possible
     return Measurement(
         "attention",
         setting,

@@ -17,8 +17,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ..adapter import focus_layers, observe_pairs
 from ..attention import find_kernel
-from ..attention.kernels import Call
-from ..attention.rows import Rows
+from ..attention.kernels import Call, Rows
 from ..evaluate.modes import adapters_off, device_of
 from .model import load_or_make
 from .settings import Measurement, Setting

@@ -10,8 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..adapter import FocusLayer, focus_layers, observe_attention
-from ..adapter.layer import Seen
+from ..adapter import FocusLayer, Seen, focus_layers, observe_attention
 from ..attention import attended_pairs
 from ..attention.definition import bands_of
 from ..evaluate.modes import Mode, attending, device_of

@@ -12,7 +12,7 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 
 from .. import ranks, routing
 from ..adapter import PairCount, Router, focus_layers, observe_pairs, observe_routing
-from ..adapter.balance import agree_on_balance
+from ..adapter.training import agree_on_balance
 
 #: Steps in a row whose gradients may overflow under a float16 loss scaler before training is called diverged.
 _OVERFLOWS = 20

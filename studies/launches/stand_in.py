@@ -9,9 +9,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from focus_hf.attention.kernels import Call, Gradients, Reference, Result
+from focus_hf.attention.kernels import Call, Gradients, Reference, Result, Rows
 from focus_hf.attention.kernels.flash import TorchFlash
-from focus_hf.attention.rows import Rows
 
 
 class FlashStandIn(TorchFlash):

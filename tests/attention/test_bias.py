@@ -59,7 +59,9 @@ def test_it_is_added_after_soft_capping():
 def test_sequences_keep_their_own():
     biased, longer = both()
     for row in range(2):
-        alone = focus_attention(biased.sequence(row))
+        query, key, value = (x[row, None] for x in (biased.query, biased.key, biased.value))
+        scores = replace(biased.scores, bias=biased.scores.bias.expand(len(biased.query), -1, -1, -1)[row, None])
+        alone = focus_attention(Problem(query, key, value, biased.who.sequence(row), scores))
         assert torch.allclose(alone[0], focus_attention(longer)[row], atol=1e-12)
 
 

@@ -106,7 +106,7 @@ def test_one_sequence_of_a_batch_is_a_batch_of_one():
     routing = dict(groups=7, bands=3, share=0.1, one_for_all_heads=False, extra_mask="each head")
     problem, mask = make_call(case, routing, 0.5)
     for row in range(3):
-        assert torch.equal(attended_pairs(problem.sequence(row).who), mask[row : row + 1])
+        assert torch.equal(attended_pairs(problem.who.sequence(row)), mask[row : row + 1])
 
 
 def test_without_groups_only_window_and_sinks_remain():

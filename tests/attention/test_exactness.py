@@ -21,8 +21,7 @@ from focus_hf.attention import (
     masked_attention,
     masked_focus_attention,
 )
-from focus_hf.attention.kernels import cpu_flash
-from focus_hf.attention.merge import merge
+from focus_hf.attention.kernels import cpu_flash, merge
 from focus_hf.attention.paths import usable_paths
 from focus_hf.attention.prompt import blocks, grouped, grouped_focus_attention, make_plan
 from tests.attention.cases import (
@@ -96,16 +95,16 @@ def test_a_plan_computes_every_attended_pair_and_hardly_more(case, routing, chun
     """What the kernels are given covers the attended pairs; with one group each, only window pairs are repeated."""
     problem, mask = make_call({**case, "documents": False, "padding": "none", "batch": 1}, routing, chunk)
     who, num_queries = problem.who, problem.num_queries
-    plan = make_plan(who, num_queries)
-    attended = int(mask[:, 0].sum())
-    assert plan.num_queries == num_queries
-    assert plan.computed_pairs() >= attended
-    if plan.one_group_each:
+    parts = make_plan(problem)
+    attended, computed = int(mask[:, 0].sum()), sum(part.computed_pairs() for part in parts)
+    assert torch.equal(torch.cat([part.queries for part in parts]).unique(), torch.arange(num_queries))
+    assert computed >= attended
+    if all(part.call.exclude is None or part.call.window is not None for part in parts):  # one group each
         windows = num_queries * (who.pattern.local_window + 1)
         sinks = num_queries + who.pattern.sink_tokens**2 * who.memberships.shape[-1]
-        assert plan.computed_pairs() <= attended + windows + sinks
+        assert computed <= attended + windows + sinks
     if not who.memberships.any():  # window and sinks: nothing is computed only to be excluded
-        assert plan.computed_pairs() == attended
+        assert computed == attended
 
 
 def shared_problem(seed, *, groups, top_k, pattern, length=200, batch=1, heads=4, kv_heads=2, dim=64, padding="none"):
@@ -127,13 +126,6 @@ def test_options_that_need_masks_pass_over_the_fast_paths():
     problem = replace(problem, who=replace(problem.who, extra_mask=extra), scores=Scores(0.3, softcap=2.0))
     for path in PATHS:
         assert relative_error(focus_attention(problem, path=path), expected_of(problem, mask)) <= 1e-5
-
-
-def test_a_sequence_of_the_batch_is_a_problem_of_its_own():
-    problem = shared_problem(9, groups=4, top_k=1, pattern=Pattern(5, 2), length=40, batch=2, dim=8, padding="left")
-    problem = replace(problem, scores=Scores(0.3, sink_logits=torch.randn(4)))
-    rows = [focus_attention(problem.sequence(row)) for row in range(2)]
-    torch.testing.assert_close(torch.cat(rows), focus_attention(problem))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

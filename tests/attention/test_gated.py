@@ -103,7 +103,7 @@ def spelled_out(query, key, value, pattern, positions, assignments, scale, stren
         allowed &= documents[:, :, None] == documents[:, None, :]
     gated = (i - j > pattern.local_window) & (j >= pattern.sink_tokens) & (i >= pattern.dense_below)
     bias = torch.where(gated, strength * (assignments @ assignments.mT - 1.0), 0.0)
-    return masked_attention(query, key, value, allowed[:, None], Scores(scale), bias=bias[:, None])
+    return masked_attention(query, key, value, allowed[:, None], Scores(scale, bias=bias[:, None]))
 
 
 @settings(max_examples=60, deadline=None)
@@ -119,7 +119,7 @@ def spelled_out(query, key, value, pattern, positions, assignments, scale, stren
     hard=st.booleans(),
     strength=st.sampled_from([0.0, 1.0, 8.0]),
 )
-def test_the_additive_gate_on_kernels_is_the_one_spelled_out(
+def test_the_additive_gate_is_the_one_with_every_score_at_once(
     seed, length, groups, window, sinks, dense_below, padding, documents, hard, strength
 ):
     """Output and gradients, those of the scores behind the assignments included."""

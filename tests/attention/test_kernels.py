@@ -10,11 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from focus_hf.attention import KERNELS, Pattern, Problem, Scores, find_kernel, kernel_named
-from focus_hf.attention.kernels import Call, Reference
+from focus_hf.attention.kernels import Call, Reference, Rows
 from focus_hf.attention.kernels import flash as flash_module
 from focus_hf.attention.kernels.flash import FlashAttn2, HubFlash, TorchFlash
 from focus_hf.attention.prompt import grouped_focus_attention
-from focus_hf.attention.rows import Rows
 from tests.attention.cases import shared_who
 
 rows_of_calls = st.lists(st.tuples(st.integers(1, 40), st.integers(0, 30)), min_size=1, max_size=4)

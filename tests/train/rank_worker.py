@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback, s
 
 from focus_hf import FocusConfig
 from focus_hf.adapter import focus_layers
-from focus_hf.adapter.balance import agree_on_balance
 from focus_hf.adapter.save import save_adapter
+from focus_hf.adapter.training import agree_on_balance
 from focus_hf.texts import tokenize_windows
 from focus_hf.train import TrainRecipe, train
 

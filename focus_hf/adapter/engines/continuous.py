@@ -7,7 +7,6 @@ are attended by themselves, those with one new token all together.
 from __future__ import annotations
 
 import weakref
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -16,33 +15,13 @@ from torch import Tensor
 
 from ...attention import Scores
 from ...routing.cells import cell_reads, key_groups
-from ..call import Call
-from ..decide import pattern_in_mode
+from ..call import Call, pattern_in_mode, positions_of
 from ..dial import thresholds
 from ..discovery import numbered
 from ..layer import FocusLayer
-from ..rotation import angles
 from ..routers import Routed, by_ranking, no_groups, own_heads, plain_keys, rank_groups
 from .packed import PackedPages, attend_requests
-from .pages import find_pages, pages_of
-from .table import GroupTable
-
-
-@dataclass
-class PagedCall:
-    """What a call of continuous batching needs beside its routing.
-
-    Args:
-        pages: the layer's allocator.
-        layer: its index.
-        packed: whose tokens are which.
-        table: groups of the keys in the pages.
-    """
-
-    pages: Any
-    layer: int
-    packed: PackedPages
-    table: GroupTable
+from .pages import find_pages, group_table, pages_of
 
 
 def route_pages(router: FocusLayer, hidden_states: Tensor, kwargs: dict[str, Any]) -> Call | None:
@@ -70,18 +49,15 @@ def route_pages(router: FocusLayer, hidden_states: Tensor, kwargs: dict[str, Any
     if name is None or not active:
         return None
     packed, config = _packed(pages, kwargs), router.configs[name]
-    pattern, alone = pattern_in_mode(config, router.mode, router.window)
+    pattern, alone = pattern_in_mode(router, config)
     if packed.longest <= pattern.dense_length and config.by_cells:
         return None
-    table = _tables(cache).setdefault(router.layer_idx, GroupTable(_rows(pages, router.layer_idx)))
-    rotary, places = kwargs.get("position_embeddings"), kwargs.get("position_ids")
     call = Call(
         *(router, name, pattern, hidden_states, 0),
         alone=alone,
-        rotary=tuple(rotary) if isinstance(rotary, tuple | list) and len(rotary) == 2 else None,
-        position_ids=places if isinstance(places, Tensor) else None,
+        **positions_of(kwargs),
         tensors=(name, router.made_by(name)),
-        paged=PagedCall(pages, router.layer_idx, packed, table),
+        paged=packed,
     )
     if not config.by_cells:
         with torch.no_grad():
@@ -116,17 +92,6 @@ def _packed(pages: Any, kwargs: dict[str, Any]) -> PackedPages:
     return made[1]
 
 
-def _tables(cache: Any) -> dict[int, GroupTable]:
-    """Of a paged cache, by layer."""
-    if not hasattr(cache, "focus_tables"):
-        cache.focus_tables = {}
-    return cache.focus_tables
-
-
-def _rows(pages: Any, layer: int) -> int:
-    return pages._kv_token_views[layer][0].shape[0]
-
-
 def attend_pages(call: Call, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scores: Scores) -> Tensor:
     """Hard attention of a packed call, whose keys and values are added to the pages.
 
@@ -141,45 +106,37 @@ def attend_pages(call: Call, query: Tensor, key: Tensor, value: Tensor, mask: Te
     Returns:
         ``(1, H, T, D_v)``.
     """
-    paged = call.paged
-    assert paged is not None
-    packed, pages = paged.packed, paged.pages
+    packed, layer = call.paged, call.router.layer_idx
+    pages = packed.pages
     if scores.bias is not None or packed.adds_to_scores(mask):
         raise ValueError("Focus in continuous batching does not route layers that add a bias to their scores.")
     count = packed.written.shape[0]
     new_keys, new_values = (x[0, :, :count].transpose(0, 1).to(pages.cache_tensor.dtype) for x in (key, value))
-    pages.update(new_keys, new_values, paged.layer, packed.written[:0], packed.written)
-    keys, values = pages._kv_token_views[paged.layer]
+    pages.update(new_keys, new_values, layer, packed.written[:0], packed.written)
+    keys, values = pages._kv_token_views[layer]
     if call.ranking is not None:
-        paged.table.put(packed.written, keys[packed.written], call.ranking[0, :count], call.tensors)
+        group_table(pages, layer).put(packed.written, keys[packed.written], call.ranking[0, :count], call.tensors)
     route = partial(_route, call, keys)
     return attend_requests(packed, query, lambda rows: (keys[rows], values[rows]), route, call.pattern, scores)
 
 
 def _route(call: Call, stored: Tensor, requests: tuple[Tensor, Tensor, Tensor], query: Tensor, key: Tensor) -> Routed:
     """The routing of requests, see `attend_requests`; ``stored``: keys of all pages."""
-    (_, rows, positions), count, paged = requests, query.shape[2], call.paged
-    assert paged is not None
+    (_, rows, positions), count, config = requests, query.shape[2], call.config
     if call.alone:
         return no_groups(key, count)
-    known = paged.table.get(rows.flatten(), stored[rows.flatten()], call.tensors)
+    table = group_table(call.paged.pages, call.router.layer_idx)
+    known = table.get(rows.flatten(), stored[rows.flatten()], call.tensors)
     known = None if known is None else known.view(*rows.shape, -1)
-    config = call.router.configs[call.adapter]
     if call.ranking is not None:
         nobody = call.ranking.new_full((*rows.shape, call.ranking.shape[-1]), -1)
         return by_ranking(nobody if known is None else known, config, count, complete=False)
-    part = replace(call, memory=None, groups=None)
+    router, asked = own_heads(call, key.shape[1]), positions[:, -count:]
     if known is None or bool((known < 0).any()):
-        rotary = call.router.rotary
-        if call.rotary is not None and rotary is not None:
-            found = angles(rotary, call.router.get_base_layer(), positions.clamp(min=0), call.rotary)
-            assert found is not None, "the model makes its angles in a way of its own"
-            part.rotary = found
-        groups = key_groups(plain_keys(part, key, key.shape[2]), own_heads(call, key.shape[1]))
+        groups = key_groups(plain_keys(call, key, key.shape[2], positions.clamp(min=0)), router)
         real = (positions >= 0).flatten()
         of_keys = groups.transpose(1, 2).flatten(0, 1).to(torch.int16)[real]
-        paged.table.put(rows.flatten()[real], stored[rows.flatten()[real]], of_keys, call.tensors)
+        table.put(rows.flatten()[real], stored[rows.flatten()[real]], of_keys, call.tensors)
     else:
         groups = known.transpose(1, 2).to(torch.uint8)
-    router, asked = own_heads(call, key.shape[1]), positions[:, -count:]
     return groups, cell_reads(query, asked, router, thresholds(config, asked), config.local_window), None

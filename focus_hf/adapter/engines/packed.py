@@ -111,6 +111,7 @@ class PackedPages(Packed):
     """
 
     def __init__(self, pages: Any, kwargs: dict[str, Any]) -> None:
+        self.pages = pages
         self.written: Tensor = kwargs["write_index"][pages.index]
         read: Tensor = kwargs["read_index"][pages.index]
         rows = self.written if read.numel() == 0 else read  # no token of the call looks back at an earlier call's

@@ -13,6 +13,8 @@ from typing import Any
 from transformers.generation.continuous_batching import PagedAttentionCache
 
 from ..layer import FocusLayer
+from ..remembered import state_of
+from .table import GroupTable
 
 
 def find_pages(kwargs: dict[str, Any]) -> PagedAttentionCache | None:
@@ -40,9 +42,16 @@ def pages_of(cache: PagedAttentionCache, router: FocusLayer, *, is_empty: bool) 
                 "model.destroy_cached_continuous_batching_manager()."
             )
         allocator.__class__ = _salted(allocator.__class__)
-        allocator.routers, allocator.salts = {}, {}
+        allocator.routers, allocator.salts, allocator.tables = {}, {}, {}
     allocator.routers[router.layer_idx] = weakref.ref(router)
     return allocator
+
+
+def group_table(pages: Any, layer: int) -> GroupTable:
+    """Groups of the keys that a layer has in its pages."""
+    if layer not in pages.tables:
+        pages.tables[layer] = GroupTable(pages._kv_token_views[layer][0].shape[0])
+    return pages.tables[layer]
 
 
 def _settings(routers: list[FocusLayer]) -> bytes:
@@ -52,8 +61,7 @@ def _settings(routers: list[FocusLayer]) -> bytes:
     for router in routers:
         for config in router.configs.values():
             configs[id(config)] = repr(config)
-        own = [p for name in router.configs for p in router.tensors_of(name)]
-        tensors = [(p.data_ptr(), 0 if p.is_inference() else p._version) for p in own]
+        tensors = state_of(tensor for name in router.configs for tensor in router.tensors_of(name))
         layers.append((router.active_adapters, router.disable_adapters, router.mode, router.window, tensors))
     return repr((layers, list(configs.values()))).encode()
 
@@ -66,6 +74,7 @@ def _salted(allocator_class: Any) -> type:
         routers: dict[int, weakref.ref[FocusLayer]]
         #: By request: the settings that its first token was cached under.
         salts: dict[str, int]
+        tables: dict[int, GroupTable]
 
         def salt(self) -> int:
             """A number for the adapter and its settings as they are now, within the bits that tokens leave free."""

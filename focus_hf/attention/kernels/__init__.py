@@ -1,6 +1,6 @@
 """Attention backends that return logsumexps, and the choice among them."""
 
-from .base import PENALTY, Call, Gradients, Kernel, Result, triton_missing
+from .base import PENALTY, Call, Gradients, Kernel, Result, Rows, lengthen, merge, triton_missing
 from .choose import KERNELS, find_kernel, kernel_named
 from .cpu import CpuFlash, cpu_flash
 from .reference import Reference
@@ -14,8 +14,11 @@ __all__ = [
     "Kernel",
     "Reference",
     "Result",
+    "Rows",
     "cpu_flash",
     "find_kernel",
     "kernel_named",
+    "lengthen",
+    "merge",
     "triton_missing",
 ]

@@ -1,4 +1,7 @@
-"""What a backend must offer: attention over ragged rows that also returns its logsumexp, forward and backward."""
+"""What a backend must offer: attention over ragged rows that also returns its logsumexp, forward and backward.
+
+By their logsumexps, results over disjoint sets of keys are merged into one.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,13 @@ import importlib.metadata
 import importlib.util
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-
-from ..rows import Rows
 
 #: A pair lowered by this much, after scaling, has a softmax weight of exactly 0 in float32.
 PENALTY = 4096.0
@@ -24,6 +26,49 @@ Result = tuple[Tensor, Tensor]
 
 #: Gradients of query, key and value.
 Gradients = tuple[Tensor, Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Row ``r`` has the queries ``query_offsets[r] : query_offsets[r + 1]`` and the keys alike.
+
+    The queries of a row are its *last* tokens: causal attention in a row is aligned at the bottom right.
+    """
+
+    query_offsets: tuple[int, ...]
+    key_offsets: tuple[int, ...]
+    device: torch.device
+
+    def lengths(self) -> Iterator[tuple[slice, slice]]:
+        """The query slice and the key slice of each row."""
+        for row in range(len(self.query_offsets) - 1):
+            yield (
+                slice(self.query_offsets[row], self.query_offsets[row + 1]),
+                slice(self.key_offsets[row], self.key_offsets[row + 1]),
+            )
+
+    @functools.cached_property
+    def cu_queries(self) -> Tensor:
+        """Query offsets as kernels take them: int32 ``(R + 1,)`` on the device."""
+        return torch.tensor(self.query_offsets, dtype=torch.int32, device=self.device)
+
+    @functools.cached_property
+    def cu_keys(self) -> Tensor:
+        """Key offsets, likewise."""
+        return torch.tensor(self.key_offsets, dtype=torch.int32, device=self.device)
+
+    @property
+    def longest_query(self) -> int:
+        return max(q.stop - q.start for q, _ in self.lengths())
+
+    @property
+    def longest_key(self) -> int:
+        return max(k.stop - k.start for _, k in self.lengths())
+
+    @classmethod
+    def single(cls, queries: int, keys: int, device: torch.device) -> Rows:
+        """One row."""
+        return cls((0, queries), (0, keys), device)
 
 
 @dataclass(frozen=True)
@@ -84,7 +129,7 @@ class Kernel(ABC):
     def forward(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Result:
         """Attention over the call's pairs."""
         if call.exclude is not None:
-            query, key = _lengthen(query, key, call.exclude, call.scale)
+            query, key = _penalise(query, key, call.exclude, call.scale)
         return self._forward(query, key, value, call)
 
     def backward(
@@ -93,28 +138,37 @@ class Kernel(ABC):
         """Gradients of `forward`'s tensors, given gradient, output and logsumexp of the whole attention."""
         head_dim = query.shape[-1]
         if call.exclude is not None:
-            query, key = _lengthen(query, key, call.exclude, call.scale)
+            query, key = _penalise(query, key, call.exclude, call.scale)
         dq, dk, dv = self._backward(grad, query, key, value, output, lse, call)
         return dq[..., :head_dim], dk[..., :head_dim], dv
 
 
-def _lengthen(query: Tensor, key: Tensor, exclude: tuple[Tensor, Tensor], scale: float) -> tuple[Tensor, Tensor]:
-    """Lengthen the heads so that the score falls by `PENALTY` for each column two tokens have in common.
+def merge(output_a: Tensor, lse_a: Tensor, output_b: Tensor, lse_b: Tensor) -> tuple[Tensor, Tensor]:
+    """Softmax attention over the union of two disjoint sets of keys, from the results over each.
 
-    The head size grows to the next multiple of 8, which kernels want.
+    Args:
+        output_a, output_b: ``(..., D)``.
+        lse_a, lse_b: ``(...)``; ``-inf`` where there are no keys in that set.
+
+    Returns:
+        Output ``(..., D)`` and logsumexp ``(...)``, in the dtype of the logsumexps.
     """
+    share_of_b = torch.sigmoid(lse_b - lse_a).nan_to_num(0.0)  # NaN: neither has keys
+    output = torch.lerp(output_a.to(lse_a.dtype), output_b.to(lse_a.dtype), share_of_b[..., None])
+    return output, torch.logaddexp(lse_a, lse_b)
+
+
+def _penalise(query: Tensor, key: Tensor, exclude: tuple[Tensor, Tensor], scale: float) -> tuple[Tensor, Tensor]:
+    """Lengthen the heads so that the score falls by `PENALTY` for each column two tokens have in common."""
     # Half of the penalty on each side, as a power of two: exact in bf16, in range for fp16.
     magnitude = 2.0 ** min(math.ceil(math.log2(PENALTY / scale) / 2), 15)
-    head_dim, columns = query.shape[-1], exclude[0].shape[-1]
-    width = -(-(head_dim + columns) // 8) * 8 - head_dim
-    q_columns, k_columns = (
-        pad_heads(x.to(query.dtype) * factor, width)[:, None]
-        for x, factor in zip(exclude, (-magnitude, magnitude), strict=True)
-    )
-    return (
-        torch.cat([query, q_columns.expand(-1, query.shape[1], -1)], dim=-1),
-        torch.cat([key, k_columns.expand(-1, key.shape[1], -1)], dim=-1),
-    )
+    return lengthen(query, exclude[0] * -magnitude), lengthen(key, exclude[1] * magnitude)
+
+
+def lengthen(states: Tensor, columns: Tensor) -> Tensor:
+    """Columns ``(T, C)`` behind each head of ``(T, H, D)``, and zeros up to a multiple of 8, which kernels want."""
+    columns = F.pad(columns.to(states.dtype), (0, -(states.shape[-1] + columns.shape[-1]) % 8))
+    return torch.cat([states, columns[:, None].expand(-1, states.shape[1], -1)], dim=-1)
 
 
 def pad_heads(tensor: Tensor, head_dim: int) -> Tensor:

@@ -7,8 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..definition import share_a_group
-from ..merge import merge
-from .base import Call, Gradients, Kernel, Result, pad_heads
+from .base import Call, Gradients, Kernel, Result, merge, pad_heads
 
 #: Queries per block of a sliding window; small blocks waste few keys outside the window.
 WINDOW_BLOCK = 32
@@ -132,27 +131,22 @@ def _window_forward(query: Tensor, key: Tensor, value: Tensor, call: Call, windo
 def _window_backward(
     grad: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor, lse: Tensor, call: Call, window: int
 ) -> Gradients:
-    q, k, v, bias = _blocks(query, key, value, call, window)
-    tail = q.shape[0] * WINDOW_BLOCK - query.shape[0]
+    leaves = query.detach().requires_grad_(), key.detach().requires_grad_(), value.detach().requires_grad_()
+    with torch.enable_grad():  # blocks overlap: autograd knows how their gradients add up
+        q, k, v, bias = _blocks(*leaves, call, window)
+    tail = -query.shape[0] % WINDOW_BLOCK
     g, o, log = (_pad_tokens(x, 0, tail).unflatten(0, (-1, WINDOW_BLOCK)) for x in (grad, output, lse))
-    dq, dk, dv = _cpu_flash_backward(g, q, k, v, o, log, call.scale, bias=bias)
-    before, first = _reach(query, key, window)
-    length = key.shape[0] - first
-    dk, dv = (F.pad(_add_blocks(x)[before : before + length], (0, 0, 0, 0, first, 0)) for x in (dk, dv))
-    return dq.flatten(0, 1)[: query.shape[0]], dk, dv
-
-
-def _reach(query: Tensor, key: Tensor, window: int) -> tuple[int, int]:
-    """How many keys must be made up before the first one, and the first key that any query sees."""
-    earlier = key.shape[0] - query.shape[0]
-    return max(0, window - earlier), max(0, earlier - window)
+    gradients = _cpu_flash_backward(g, q.detach(), k.detach(), v.detach(), o, log, call.scale, bias=bias)
+    dq, dk, dv = torch.autograd.grad((q, k, v), leaves, gradients)
+    return dq, dk, dv
 
 
 def _blocks(
     query: Tensor, key: Tensor, value: Tensor, call: Call, window: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Queries ``(n, block, H, D)``, keys and values ``(n, window + block, H_kv, D)``, bias ``(n, 1, block, ...)``."""
-    before, first = _reach(query, key, window)
+    earlier = key.shape[0] - query.shape[0]
+    before, first = max(0, window - earlier), max(0, earlier - window)  # keys to make up; the first that is seen
     num_blocks = -(-query.shape[0] // WINDOW_BLOCK)
     tail, span = num_blocks * WINDOW_BLOCK - query.shape[0], window + WINDOW_BLOCK
 
@@ -177,14 +171,3 @@ def _blocks(
 
 def _pad_tokens(tokens: Tensor, before: int, after: int) -> Tensor:
     return F.pad(tokens, (0, 0) * (tokens.dim() - 1) + (before, after)) if before or after else tokens
-
-
-def _add_blocks(blocks: Tensor) -> Tensor:
-    """Sum overlapping blocks ``(n, span, H, D)``, which begin `WINDOW_BLOCK` tokens apart, back into one sequence."""
-    num_blocks, span = blocks.shape[:2]
-    steps = -(-span // WINDOW_BLOCK)
-    total = blocks.new_zeros(num_blocks + steps, WINDOW_BLOCK, *blocks.shape[2:])
-    for step in range(steps):
-        piece = blocks[:, step * WINDOW_BLOCK : (step + 1) * WINDOW_BLOCK]
-        total[step : step + num_blocks, : piece.shape[1]] += piece
-    return total.flatten(0, 1)

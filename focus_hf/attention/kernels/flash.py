@@ -80,39 +80,19 @@ class TorchFlash(CudaFlash):
         return torch.ops.aten
 
     def _varlen_forward(self, q: Tensor, k: Tensor, v: Tensor, call: Call, window: tuple[int, int]) -> Result:
+        arguments = (q, k, v, *_lengths(call), 0.0, window == (-1, 0), False)
         output, lse, *_ = self._interface()._flash_attention_forward(
-            q,
-            k,
-            v,
-            *_lengths(call),
-            0.0,
-            window == (-1, 0),
-            False,
-            scale=call.scale,
-            window_size_left=window[0],
-            window_size_right=window[1],
+            *arguments, scale=call.scale, window_size_left=window[0], window_size_right=window[1]
         )
         return output, lse
 
     def _varlen_backward(
         self, g: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, call: Call, window: tuple[int, int]
     ) -> Gradients:
-        no_dropout = torch.zeros(2, dtype=torch.uint64, device=q.device)
+        no_dropout = torch.zeros(2, dtype=torch.uint64, device=q.device), torch.empty(0, device=q.device)
+        arguments = (g, q, k, v, o, lse, *_lengths(call), 0.0, window == (-1, 0), *no_dropout)
         return self._interface()._flash_attention_backward(
-            g,
-            q,
-            k,
-            v,
-            o,
-            lse,
-            *_lengths(call),
-            0.0,
-            window == (-1, 0),
-            no_dropout,
-            torch.empty(0, device=q.device),
-            scale=call.scale,
-            window_size_left=window[0],
-            window_size_right=window[1],
+            *arguments, scale=call.scale, window_size_left=window[0], window_size_right=window[1]
         )
 
 
@@ -136,44 +116,24 @@ class FlashAttn2(CudaFlash):
         return importlib.import_module("flash_attn.flash_attn_interface")
 
     def _varlen_forward(self, q: Tensor, k: Tensor, v: Tensor, call: Call, window: tuple[int, int]) -> Result:
-        output, lse, *_ = self._interface()._flash_attn_varlen_forward(
-            q,
-            k,
-            v,
-            *_lengths(call),
-            dropout_p=0.0,
-            softmax_scale=call.scale,
-            causal=call.causal,
-            window_size_left=window[0],
-            window_size_right=window[1],
-        )
+        how = self._how(call, window)
+        output, lse, *_ = self._interface()._flash_attn_varlen_forward(q, k, v, *_lengths(call), **how)
         return output, lse
 
     def _varlen_backward(
         self, g: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, call: Call, window: tuple[int, int]
     ) -> Gradients:
         dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-        self._interface()._flash_attn_varlen_backward(
-            g,
-            q,
-            k,
-            v,
-            o,
-            lse,
-            dq,
-            dk,
-            dv,
-            *_lengths(call),
-            dropout_p=0.0,
-            softmax_scale=call.scale,
-            causal=call.causal,
-            window_size_left=window[0],
-            window_size_right=window[1],
-            softcap=0.0,
-            alibi_slopes=None,
-            deterministic=torch.are_deterministic_algorithms_enabled(),
-        )
+        how = self._how(call, window) | {"softcap": 0.0, "alibi_slopes": None}
+        how["deterministic"] = torch.are_deterministic_algorithms_enabled()
+        self._interface()._flash_attn_varlen_backward(g, q, k, v, o, lse, dq, dk, dv, *_lengths(call), **how)
         return dq, dk, dv
+
+    def _how(self, call: Call, window: tuple[int, int]) -> dict[str, Any]:
+        """What both directions are told."""
+        left, right = window
+        how = {"dropout_p": 0.0, "softmax_scale": call.scale, "causal": call.causal}
+        return how | {"window_size_left": left, "window_size_right": right}
 
 
 class HubFlash(FlashAttn2):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..definition import share_a_group
 from .base import Call, Gradients, Kernel, Result
 
 
@@ -21,14 +20,14 @@ class Reference(Kernel):
     def unsupported(self, query: Tensor, value: Tensor) -> str | None:
         return None
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Result:
+    def _forward(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Result:
         scores = _scores(query, key, call)
         lse = scores.logsumexp(dim=-1)
         weights = (scores - lse[..., None]).exp()
         output = torch.einsum("grqs,sgd->qgrd", weights, value.to(weights.dtype))
         return output.flatten(1, 2).to(query.dtype), lse.flatten(0, 1).T
 
-    def backward(
+    def _backward(
         self, grad: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor, lse: Tensor, call: Call
     ) -> Gradients:
         scores = _scores(query, key, call)
@@ -42,14 +41,6 @@ class Reference(Kernel):
         dq = torch.einsum("grqs,sgd->qgrd", d_scores, key.to(dtype)).flatten(1, 2)
         dk = torch.einsum("grqs,qgrd->sgd", d_scores, q)
         return dq.to(query.dtype), dk.to(key.dtype), dv.to(value.dtype)
-
-    def _forward(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Result:
-        return self.forward(query, key, value, call)
-
-    def _backward(
-        self, grad: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor, lse: Tensor, call: Call
-    ) -> Gradients:
-        return self.backward(grad, query, key, value, output, lse, call)
 
 
 def _scores(query: Tensor, key: Tensor, call: Call) -> Tensor:
@@ -65,6 +56,4 @@ def _scores(query: Tensor, key: Tensor, call: Call) -> Tensor:
         left_out |= j > i
     if call.window is not None:
         left_out |= i - j > call.window
-    if call.exclude is not None:
-        left_out |= share_a_group(*call.exclude)
     return scores.masked_fill(left_out, torch.finfo(dtype).min / 2)

@@ -14,11 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..definition import Pattern, bands_of
-from ..documents import sequences
-from ..kernels import Call, CpuFlash, cpu_flash
+from ..definition import Pattern, bands_of, sequences
+from ..kernels import Call, CpuFlash, Rows, cpu_flash
 from ..problem import Problem
-from ..rows import Rows
 
 #: Rows of a block: its queries, once for each query head of a key head.
 ROWS = 96
@@ -38,7 +36,7 @@ def blocked_focus_attention(problem: Problem) -> Tensor:
     """
     who = problem.who
     output = problem.query.new_zeros(*problem.query.shape[:3], problem.value.shape[-1])
-    for row, tokens, queries in sequences(who, problem.num_queries):
+    for row, tokens, queries in sequences(who):
         document = _Document(
             query=_some(problem.query[row], queries),
             reads=_some(who.reads[row], queries),

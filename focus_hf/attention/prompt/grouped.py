@@ -6,18 +6,16 @@ with the merged output and logsumexp.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.profiler import record_function
 
-from ..kernels import Call, Kernel, find_kernel
-from ..merge import Accumulator
+from ..kernels import Kernel, find_kernel, merge
 from ..problem import Problem
-from ..rows import Part, take
-from ..steps import step
-from .plan import Plan, make_plan
+from .plan import Part, make_plan
 
 #: Queries of a sliding window handled together by kernels that work row by row; bounds their memory.
 WINDOW_QUERIES = 2048
@@ -37,29 +35,13 @@ def grouped_focus_attention(problem: Problem, kernel: Kernel | None = None) -> T
         ``(B, H, Q, D_v)`` in the dtype of ``query`` (a transposed view of ``(B, Q, H, D_v)``); zeros for padding.
     """
     kernel = find_kernel(problem.query, problem.value) if kernel is None else kernel
-    batch, num_heads, num_queries, _ = problem.query.shape
-    if kernel.one_row_at_a_time and batch > 1:
-        outputs = [grouped_focus_attention(problem.sequence(row), kernel).transpose(1, 2) for row in range(batch)]
-        return torch.cat(outputs).transpose(1, 2)
-    with step("plan"):
-        plan = make_plan(problem.who, num_queries)
+    with _step("plan"):
+        parts = make_plan(problem)
+        if kernel.one_row_at_a_time:
+            parts = [row for part in parts for row in part.split(WINDOW_QUERIES)]
     q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (problem.query, problem.key, problem.value))
-    output = _GroupedAttention.apply(q, k, v, problem.scores.sink_logits, plan, problem.scores.scale, kernel)
-    return output.view(batch, num_queries, num_heads, problem.value.shape[-1]).transpose(1, 2)
-
-
-def attend_parts(query: Tensor, key: Tensor, value: Tensor, plan: Plan, scale: float, kernel: Kernel) -> Accumulator:
-    """Run a plan on flat tokens: ``(Tq, H, D)``, ``(Tk, H_kv, D)``, ``(Tk, H_kv, D_v)``."""
-    every_query = plan.num_queries == query.shape[0]
-    whole = Accumulator(query.shape[0], query.shape[1], value.shape[-1], query, every_query)
-    for part, call, is_first in _calls(plan, scale, kernel):
-        with step("gather"):
-            q, k, v = take(query, part.queries), take(key, part.keys), take(value, part.keys)
-        with step("groups" if call.window is None else "window"):
-            output, lse = kernel.forward(q, k, v, call)
-        with step("merge"):
-            (whole.put if is_first else whole.add)(part.queries, output, lse)
-    return whole
+    output = _GroupedAttention.apply(q, k, v, problem.scores.sink_logits, parts, kernel)
+    return output.unflatten(0, (-1, problem.num_queries)).transpose(1, 2)
 
 
 class _GroupedAttention(torch.autograd.Function):
@@ -72,68 +54,48 @@ class _GroupedAttention(torch.autograd.Function):
         key: Tensor,
         value: Tensor,
         sink_logits: Tensor | None,
-        plan: Plan,
-        scale: float,
+        parts: list[Part],
         kernel: Kernel,
     ) -> Tensor:
-        whole = attend_parts(query, key, value, plan, scale, kernel)
-        if sink_logits is not None:
-            whole.add_logits(sink_logits)
-        output = whole.output.to(query.dtype)
-        ctx.save_for_backward(query, key, value, sink_logits, output, whole.lse)
-        ctx.plan, ctx.scale, ctx.kernel = plan, scale, kernel
+        dtype = torch.promote_types(query.dtype, torch.float32)
+        whole = query.new_zeros(*query.shape[:2], value.shape[-1], dtype=dtype)
+        lse = query.new_full(query.shape[:2], float("-inf"), dtype=dtype)
+        for part in parts:
+            with _step("gather"):
+                q, (k, v) = query[part.queries], (key[part.keys], value[part.keys])
+            with _step("groups" if part.call.window is None else "window"):
+                more = kernel.forward(q, k, v, part.call)
+            with _step("merge"):
+                merged = merge(whole[part.queries], lse[part.queries], *more)
+                whole[part.queries], lse[part.queries] = merged
+        if sink_logits is not None:  # a key of value zero
+            whole, lse = merge(whole, lse, whole.new_zeros(1), sink_logits.to(dtype))
+        output = whole.to(query.dtype)
+        ctx.save_for_backward(query, key, value, sink_logits, output, lse)
+        ctx.parts, ctx.kernel = parts, kernel
         return output
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, sink_logits, output, lse = ctx.saved_tensors
-        kernel: Kernel = ctx.kernel
         dtype = torch.promote_types(query.dtype, torch.float32)
         dq, dk, dv = (torch.zeros_like(x, dtype=dtype) for x in (query, key, value))
-        for part, call, _ in _calls(ctx.plan, ctx.scale, kernel):
-            q, k, v = take(query, part.queries), take(key, part.keys), take(value, part.keys)
-            g, o, log = (take(x, part.queries) for x in (grad, output, lse))
-            if part.repeated is not None:  # a logsumexp of infinity: these pairs weigh nothing
-                log = log.masked_fill(part.repeated[:, None], float("inf"))
-            more_q, more_k, more_v = kernel.backward(g, q, k, v, o, log, call)
-            for total, index, gradient in (
-                (dq, part.queries, more_q),
-                (dk, part.keys, more_k),
-                (dv, part.keys, more_v),
-            ):
-                _add_at(total, index, gradient.to(dtype))
+        for part in ctx.parts:
+            asking, asked = part.queries, part.keys
+            tensors = (grad[asking], query[asking], key[asked], value[asked], output[asking], lse[asking])
+            gradients = ctx.kernel.backward(*tensors, part.call)
+            for total, index, gradient in zip((dq, dk, dv), (asking, asked, asked), gradients, strict=True):
+                total.index_add_(0, index, gradient.to(dtype))
         d_logits = None
         if sink_logits is not None:
             # The logit's value is zero, so its softmax weight times minus (gradient . output).
-            weight = torch.exp(sink_logits.to(dtype) - lse).masked_fill(lse == float("-inf"), 0.0)
+            weight = torch.exp(sink_logits.to(dtype) - lse)
             d_logits = -(weight * (grad.to(dtype) * output).sum(dim=-1)).sum(dim=0).to(sink_logits.dtype)
-        return dq.to(query.dtype), dk.to(key.dtype), dv.to(value.dtype), d_logits, None, None, None
+        return dq.to(query.dtype), dk.to(key.dtype), dv.to(value.dtype), d_logits, None, None
 
 
-def _add_at(total: Tensor, index: Tensor | slice, gradient: Tensor) -> None:
-    if isinstance(index, slice):
-        total[index] += gradient
-    else:
-        total.index_add_(0, index, gradient)
-
-
-def _calls(plan: Plan, scale: float, kernel: Kernel) -> Iterator[tuple[Part, Call, bool]]:
-    """The kernel calls of a plan, and for each whether it is the first with its queries."""
-    by_row = kernel.one_row_at_a_time
-    if plan.dense is not None:
-        for part in plan.dense.split() if by_row else [plan.dense]:
-            yield part, Call(part.rows, scale), True
-    # Where queries are in several rows of the groups, or in none, only the window has each of them once.
-    groups_first = plan.one_group_each
-    if plan.groups is not None and groups_first:
-        for part in plan.groups.split() if by_row else [plan.groups]:
-            yield part, Call(part.rows, scale), True
-    if plan.window is not None:
-        for part in plan.window.split_window(plan.local_window, WINDOW_QUERIES) if by_row else [plan.window]:
-            yield part, Call(part.rows, scale, plan.local_window, part.exclude), not groups_first
-    if plan.groups is not None and not groups_first:
-        for part in plan.groups.split():
-            yield part, Call(part.rows, scale, exclude=part.exclude), False
-    if plan.sinks is not None:
-        for part in plan.sinks.split() if by_row else [plan.sinks]:
-            yield part, Call(part.rows, scale, causal=False), False
+def _step(name: str) -> AbstractContextManager[object]:
+    """``record_function("focus: " + name)``, which costs as much as a small operation, where a profiler runs."""
+    if torch.compiler.is_compiling() or not torch.autograd._profiler_enabled():
+        return nullcontext()
+    return record_function(f"focus: {name}")

@@ -10,12 +10,8 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from ..definition import dense_pairs, near_pairs
-from ..documents import sequences
-from ..kernels import find_kernel
 from ..masked import masked_attention
 from ..problem import Problem
-from ..rows import take
-from .additive_gate import additive_gate_attention
 
 #: Queries handled together where scores are spelled out: ``B * H * QUERY_CHUNK * T`` of them at a time.
 QUERY_CHUNK = 256
@@ -51,8 +47,7 @@ def gated_attention(problem: Problem, assignments: Tensor, *, gate: str, strengt
 
     Queries below ``dense_below`` are not gated, as in hard attention.
 
-    The additive gate on distributions runs on attention kernels (see `additive_gate_attention`). Anything else is
-    spelled out for some queries at a time and computed again in the backward pass.
+    Scores are spelled out for some queries at a time, and computed again in the backward pass.
 
     Args:
         problem: whole sequences, ``Q = S = T``. Its memberships do not matter here.
@@ -63,9 +58,6 @@ def gated_attention(problem: Problem, assignments: Tensor, *, gate: str, strengt
     Returns:
         ``(B, H, T, D_v)``; rows of padding are not defined.
     """
-    plain = problem.is_plain and problem.scores.sink_logits is None
-    if gate == "additive" and plain and _are_distributions(assignments):
-        return _by_kernels(problem, assignments, strength)
     who, scores = problem.who, problem.scores
 
     def some_queries(start: int, stop: int, q: Tensor, k: Tensor, v: Tensor, g: Tensor) -> Tensor:
@@ -77,9 +69,8 @@ def gated_attention(problem: Problem, assignments: Tensor, *, gate: str, strengt
             k[:, :, columns],
             v[:, :, columns],
             dense_pairs(who, rows, columns),
-            scores.part(rows, columns),
+            scores.part(rows, columns).plus(None if bias is None else bias[:, None]),
             gate=None if factor is None else factor[:, None],
-            bias=None if bias is None else bias[:, None],
         )
 
     outputs = []
@@ -93,26 +84,6 @@ def gated_attention(problem: Problem, assignments: Tensor, *, gate: str, strengt
             checkpoint(some_queries, *arguments, use_reentrant=False) if again else some_queries(*arguments)
         )
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)
-
-
-def _by_kernels(problem: Problem, assignments: Tensor, strength: float) -> Tensor:
-    """The additive gate, one document after the other."""
-    query, key, value = problem.query, problem.key, problem.value
-    pattern, scale = problem.who.pattern, problem.scores.scale
-    kernel = find_kernel(query, value)
-    q, k, v = (x.transpose(1, 2) for x in (query, key, value))
-    empty = query.new_zeros(query.shape[2], query.shape[1], value.shape[-1])
-    outputs = [empty] * query.shape[0]
-    for row, tokens, _ in sequences(problem.who, problem.num_queries):
-        some_q, some_k, some_v, some_g = (take(x[row], tokens) for x in (q, k, v, assignments))
-        output = additive_gate_attention(some_q, some_k, some_v, some_g, pattern, scale, strength, kernel)
-        outputs[row] = output if isinstance(tokens, slice) else outputs[row].index_copy(0, tokens, output)
-    return torch.stack(outputs).transpose(1, 2)
-
-
-def _are_distributions(assignments: Tensor) -> bool:
-    """Whether ``g_i . g_j`` cannot exceed 1, so that the affinity is that product."""
-    return bool((assignments.detach().sum(dim=-1) - 1.0).abs().max() < 1e-3)
 
 
 def _additive(affinity: Tensor, gated: Tensor, strength: float) -> tuple[Tensor | None, Tensor | None]:

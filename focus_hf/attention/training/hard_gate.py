@@ -17,16 +17,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from ..definition import Pattern, dense_pairs, near_pairs, without_groups
-from ..documents import sequences
-from ..kernels import Call, Kernel, find_kernel
+from ..definition import Pattern, dense_pairs, near_pairs, sequences, without_groups
+from ..kernels import Call, Kernel, Rows, find_kernel, lengthen
 from ..masked import repeat_heads
 from ..paths import focus_attention
 from ..problem import Problem, Scores
-from ..rows import Rows, take
-from .additive_gate import cut
 
 #: Queries handled together where scores are spelled out.
 QUERY_CHUNK = 256
@@ -80,8 +76,8 @@ class _CreditMemberships(torch.autograd.Function):
         kernel = _kernel_for(problem.query, problem.value, assignments, ctx.kernel)
         credit = torch.zeros_like(assignments)
         token_major = [x.transpose(1, 2) for x in (grad, without, problem.query, problem.key, problem.value)]
-        for row, tokens, _ in sequences(problem.who, problem.num_queries):
-            do, alone, q, k, v, a = (take(x[row], tokens) for x in (*token_major, assignments))
+        for row, tokens, _ in sequences(problem.who):
+            do, alone, q, k, v, a = (x[row][tokens] for x in (*token_major, assignments))
             credit[row, tokens] = _by_kernel(do, alone, q, k, v, a, problem.who.pattern, problem.scores, kernel)
         return grad, credit, None, None
 
@@ -106,8 +102,8 @@ def _by_kernel(
     """``(T, K)`` for one document without padding; ``(T, H, D)`` and so on."""
     scale = scores.scale
     length, head_dim, num_groups = query.shape[0], query.shape[-1], assignments.shape[-1]
-    dense, gap = cut(pattern, length)
-    start = max(dense, gap)
+    gap = pattern.local_window + 1  # the smallest distance of a distant pair
+    start = max(pattern.dense_below, gap)
     credit = torch.zeros_like(assignments)
     if start >= length:
         return credit
@@ -120,8 +116,8 @@ def _by_kernel(
     zeros = torch.zeros_like(assignments)
     of_keys = assignments.clone()
     of_keys[: pattern.sink_tokens] = 0.0
-    q = _lengthen(query[queries], zeros[queries], assignments[queries])
-    k = _lengthen(key[keys], of_keys[keys], zeros[keys])
+    q = lengthen(query[queries], torch.cat([zeros[queries], assignments[queries]], dim=-1))
+    k = lengthen(key[keys], torch.cat([of_keys[keys], zeros[keys]], dim=-1))
     call = Call(Rows.single(length - start, length - gap, query.device), scale)
     dq, dk, _ = kernel.backward(grad[queries], q, k, value[keys], without_groups[queries], lse, call)
     first = slice(head_dim, head_dim + num_groups)
@@ -131,13 +127,6 @@ def _by_kernel(
     from_keys[: pattern.sink_tokens] = 0.0
     credit[keys] += from_keys
     return credit
-
-
-def _lengthen(states: Tensor, first: Tensor, second: Tensor) -> Tensor:
-    """``(T, H, D)`` with two times ``K`` columns behind each head, and zeros up to a multiple of 8."""
-    width = -(states.shape[-1] + 2 * first.shape[-1]) % 8
-    columns = F.pad(torch.cat([first, second], dim=-1).to(states.dtype), (0, width))
-    return torch.cat([states, columns[:, None].expand(-1, states.shape[1], -1)], dim=-1)
 
 
 def _spelled_out(grad: Tensor, without_groups: Tensor, assignments: Tensor, problem: Problem) -> Tensor:

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..definition import Pattern, WhoAttends, attended_pairs, bands_of, one_head
-from ..problem import Problem
+from .definition import Pattern, WhoAttends, attended_pairs, bands_of, one_head
+from .problem import Problem
 
 #: A larger share of the keys is read sooner where it lies, under a mask, than gathered.
 MOST_GATHERED = 0.35
