@@ -12,6 +12,9 @@ from .base import Call, Gradients, Kernel, Result, merge, pad_heads
 #: Queries per block of a sliding window; small blocks waste few keys outside the window.
 WINDOW_BLOCK = 32
 
+#: Earlier keys, as a share of the queries, up to which one call with more queries is cheaper than two calls.
+_FEW = 0.25
+
 
 class CpuFlash(Kernel):
     """``aten::_scaled_dot_product_flash_attention_for_cpu``.
@@ -48,6 +51,9 @@ class CpuFlash(Kernel):
         if not call.causal:
             return cpu_flash(query, key, value, call.scale)
         earlier = key.shape[0] - query.shape[0]
+        if 0 < earlier <= _FEW * query.shape[0]:  # as if those tokens asked, too
+            output, lse = cpu_flash(_asking(query, earlier), key, value, call.scale, causal=True)
+            return output[earlier:], lse[earlier:]
         result = cpu_flash(query, key[earlier:], value[earlier:], call.scale, causal=True)
         if earlier:
             before = cpu_flash(query, key[:earlier], value[:earlier], call.scale)
@@ -61,12 +67,21 @@ class CpuFlash(Kernel):
         if not call.causal:
             return _cpu_flash_backward(grad, query, key, value, output, lse, call.scale)
         earlier = key.shape[0] - query.shape[0]
+        if 0 < earlier <= _FEW * query.shape[0]:  # no gradient comes from those
+            grad, query, output, lse = (_asking(x, earlier) for x in (grad, query, output, lse))
+            dq, dk, dv = _cpu_flash_backward(grad, query, key, value, output, lse, call.scale, causal=True)
+            return dq[earlier:], dk, dv
         new, old = slice(earlier, None), slice(0, earlier)
         dq, dk, dv = _cpu_flash_backward(grad, query, key[new], value[new], output, lse, call.scale, causal=True)
         if earlier:
             dq_old, dk_old, dv_old = _cpu_flash_backward(grad, query, key[old], value[old], output, lse, call.scale)
             return dq + dq_old, torch.cat([dk_old, dk]), torch.cat([dv_old, dv])
         return dq, dk, dv
+
+
+def _asking(tokens: Tensor, earlier: int) -> Tensor:
+    """So many zeros before the rows of queries."""
+    return torch.cat([tokens.new_zeros(earlier, *tokens.shape[1:]), tokens])
 
 
 def cpu_flash(

@@ -62,12 +62,13 @@ class _GroupedAttention(torch.autograd.Function):
         lse = query.new_full(query.shape[:2], float("-inf"), dtype=dtype)
         for part in parts:
             with _step("gather"):
-                q, (k, v) = query[part.queries], (key[part.keys], value[part.keys])
+                (q,), (k, v) = _at(part.queries, query), _at(part.keys, key, value)
             with _step("groups" if part.call.window is None else "window"):
                 more = kernel.forward(q, k, v, part.call)
             with _step("merge"):
-                merged = merge(whole[part.queries], lse[part.queries], *more)
-                whole[part.queries], lse[part.queries] = merged
+                before, before_lse = _at(part.queries, whole, lse)
+                for total, rows in zip((whole, lse), merge(before, before_lse, *more), strict=True):
+                    total.index_copy_(0, part.queries, rows)
         if sink_logits is not None:  # a key of value zero
             whole, lse = merge(whole, lse, whole.new_zeros(1), sink_logits.to(dtype))
         output = whole.to(query.dtype)
@@ -82,8 +83,8 @@ class _GroupedAttention(torch.autograd.Function):
         dq, dk, dv = (torch.zeros_like(x, dtype=dtype) for x in (query, key, value))
         for part in ctx.parts:
             asking, asked = part.queries, part.keys
-            tensors = (grad[asking], query[asking], key[asked], value[asked], output[asking], lse[asking])
-            gradients = ctx.kernel.backward(*tensors, part.call)
+            (g, q, o, log), (k, v) = _at(asking, grad, query, output, lse), _at(asked, key, value)
+            gradients = ctx.kernel.backward(g, q, k, v, o, log, part.call)
             for total, index, gradient in zip((dq, dk, dv), (asking, asked, asked), gradients, strict=True):
                 total.index_add_(0, index, gradient.to(dtype))
         d_logits = None
@@ -92,6 +93,11 @@ class _GroupedAttention(torch.autograd.Function):
             weight = torch.exp(sink_logits.to(dtype) - lse)
             d_logits = -(weight * (grad.to(dtype) * output).sum(dim=-1)).sum(dim=0).to(sink_logits.dtype)
         return dq.to(query.dtype), dk.to(key.dtype), dv.to(value.dtype), d_logits, None, None
+
+
+def _at(index: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+    """Some rows of each tensor; on a CPU twice as fast as to index them."""
+    return tuple(tensor.index_select(0, index) for tensor in tensors)
 
 
 def _step(name: str) -> AbstractContextManager[object]:
