@@ -8,27 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-
-@dataclass(frozen=True)
-class Word:
-    """A syntactic word.
-
-    Args:
-        start, stop: characters of its form in the document's text; words of one multi-word token share them.
-        upos: universal part of speech; of code what `read_python` calls a word.
-    """
-
-    start: int
-    stop: int
-    upos: str
-
-
-@dataclass
-class Document:
-    """A text and its words, in order."""
-
-    text: str
-    words: list[Word] = field(default_factory=list)
+from .document import Document, Word
+from .source_code import read_python
 
 
 @dataclass
@@ -80,8 +61,6 @@ def _read_file(path: Path, documents: list[Document], skipped: list[str]) -> Non
 
 
 def _read_python(path: Path, documents: list[Document], skipped: list[str]) -> None:
-    from .source_code import read_python
-
     try:
         documents.append(read_python(path.read_text(encoding="utf-8", errors="replace")))
     except ValueError as error:

@@ -16,7 +16,7 @@ from focus_hf.hub import load_adapted
 from focus_hf.train import TrainRecipe, train
 from tests.families import base_model, focus_model, logits, token_ids
 
-LOADING = {"eval", "groups", "explore", "verify", "bench", "train", "fit", "compare"}
+LOADING = {"eval", "groups", "explore", "verify", "bench", "train", "fit"}
 
 
 @pytest.mark.parametrize(
