@@ -23,7 +23,7 @@ OPPONENTS = {
     "blocks": "blocks of 64 by their mean (MoBA, untrained)",
     "slash": "vertical and slash lines (MInference)",
     "clusters": "clusters of 16 keys",
-    "clusters-estimate": "clusters of 16 keys, the rest estimated (RetroInfer)",
+    "clusters-estimate": "clusters and estimates of the rest (RetroInfer)",
     "streaming": "streaming heads (DuoAttention)",
     "oracle": "oracle, the keys of most dense weight",
 }
