@@ -20,6 +20,9 @@ BASES = {
     "qwen2.5-coder-0.5b": "Qwen/Qwen2.5-Coder-0.5B-Instruct",
 }
 
+#: Bytes of the file of weights, at most.
+SIZES = {"smollm2-135m": 1_300_000, "qwen2.5-coder-0.5b": 1_310_000}
+
 
 @pytest.fixture(params=BASES)
 def adapter(request) -> Path:
@@ -30,7 +33,7 @@ def test_it_is_sound_and_small(adapter):
     config = check_adapter(adapter)
     assert config.base_model_name_or_path == BASES[adapter.name] and config.by_cells and config.pairs == 0.25
     assert set(config.pairs_curves) >= {"193", "6144"}
-    assert (adapter / "adapter_model.safetensors").stat().st_size < 1_310_000
+    assert (adapter / "adapter_model.safetensors").stat().st_size < SIZES[adapter.name]
     assert len((adapter / "adapter_config.json").read_text().splitlines()) < 60
 
 
@@ -62,6 +65,8 @@ def test_every_figure_stands_beside_dense_attention_and_a_window(adapter):
         assert not evaluation.unopposed
         assert evaluation.revision == hash_of([str(texts[evaluation.data])])
         assert any(row["mode"] == "hard" for row in evaluation.rows)
+        # of a method that knows nothing, and of one of the field's
+        assert {"window", "quest"} <= {row["mode"] for row in evaluation.rows}
     assert {path.name for path in (adapter / "held_out").glob("*.txt")} <= {one.data for one in results.evaluations}
     assert 2048 in {evaluation.context_length for evaluation in results.evaluations}
 
@@ -75,8 +80,8 @@ def test_pairs_are_what_was_asked_for_on_average_over_texts(adapter):
     for row in rows:
         shares.setdefault(row["budget"], []).append(row["pairs"])
     for asked, found in shares.items():
-        assert sum(found) / len(found) == pytest.approx(float(asked), rel=0.15)
-        assert all(share == pytest.approx(float(asked), rel=0.4) for share in found)
+        assert sum(found) / len(found) == pytest.approx(float(asked), rel=0.1)
+        assert all(0.8 * float(asked) <= share <= 1.15 * float(asked) for share in found)
 
 
 def test_no_path_of_the_machine_that_made_it_is_in_it(adapter):

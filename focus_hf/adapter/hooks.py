@@ -16,9 +16,8 @@ from .discovery import slot_by_call
 from .engines.continuous import find_pages, route_pages
 from .layer import FocusLayer
 from .masks import valid_tokens
-from .observe import choose_groups
 from .remembered import cache_layer, find_cache, recall, remember, tokens_seen
-from .routers import rank_all
+from .routers import choose_groups, rank_all
 from .training import assignments_of, is_soft
 
 

@@ -10,13 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .. import routing
 from ..attention import Pattern, Problem, WhoAttends, by_memberships, count_pairs
 from ..routing.cells import key_scores
 from .call import Call
 from .config import FocusConfig
 from .layer import FocusLayer, focus_layers
-from .routers import Routed, own_heads, plain_keys, rank_groups
+from .routers import Routed, own_heads, plain_keys
 
 
 @dataclass(frozen=True)
@@ -113,20 +112,6 @@ def observe_routing(model: nn.Module, observer: Callable[[Any, Tensor, Tensor], 
     finally:
         for layer, previous in zip(layers, before, strict=True):
             layer.observer = previous
-
-
-@torch.no_grad()
-def choose_groups(call: Call, scores: Tensor, balance: Tensor) -> None:
-    """Rank the groups of the new tokens, for a routing that all heads share, and tell who observes it.
-
-    Args:
-        call: that is made.
-        scores, balance: see `FocusLayer.forward`.
-    """
-    scores, router = scores.detach(), call.router
-    call.ranking = rank_groups(scores, balance)
-    if router.observer is not None:
-        router.observer(router, scores, routing.hard_memberships(scores, balance, call.config.top_k))
 
 
 def tell_routing(call: Call, key: Tensor, routed: Routed) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..ranks import several, split_over
-from ..routing import sets
+from ..routing import hard_memberships, sets
 from ..routing.cells import CellRouter, cell_reads, key_groups
 from ..settings import FocusSettings
 from .call import Call
@@ -50,6 +50,20 @@ def no_groups(key: Tensor, num_queries: int) -> Routed:
 
 
 # -- one routing for all heads, made of hidden states (the paper's)
+
+
+@torch.no_grad()
+def choose_groups(call: Call, scores: Tensor, balance: Tensor) -> None:
+    """Rank the groups of the new tokens, for a routing that all heads share, and tell who observes it.
+
+    Args:
+        call: that is made.
+        scores, balance: see `FocusLayer.forward`.
+    """
+    scores, router = scores.detach(), call.router
+    call.ranking = rank_groups(scores, balance)
+    if router.observer is not None:
+        router.observer(router, scores, hard_memberships(scores, balance, call.config.top_k))
 
 
 def shared(call: Call, key: Tensor) -> Routed:

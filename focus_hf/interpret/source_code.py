@@ -48,27 +48,29 @@ def read_python(source: str) -> Document:
     words: list[Word] = []
     before = ""
     for token in tokens:
-        row, column = token.start
-        kind = _kind(token, roles.get((row, len(lines[row - 1][:column].encode()))) if row <= len(lines) else None)
-        if kind == "NAME":
-            kind = "DEFINITION" if before in ("def", "class") else "IMPORT" if row in imports else "VARIABLE"
-        stop = starts[token.end[0] - 1] + token.end[1] if token.end[0] <= len(lines) else len(source)
-        start = starts[row - 1] + column if row <= len(lines) else len(source)
+        (row, column), (last, end) = token.start, token.end
+        kind = _kind(token)
+        if kind == "NAME" and before in ("def", "class"):
+            kind = "DEFINITION"
+        elif kind == "NAME":
+            otherwise = "IMPORT" if row in imports else "VARIABLE"
+            kind = roles.get((row, len(lines[row - 1][:column].encode())), otherwise)
+        start, stop = starts[row - 1] + column, min(starts[last - 1] + end, len(source))
         if kind and start < stop:
             first = source[starts[row - 1] : start]
-            if first and first.isspace():
+            if first.isspace():
                 words.append(Word(starts[row - 1], start, "INDENT"))
             words.append(Word(start, stop, kind))
         before = token.string
     return Document(source, words)
 
 
-def _kind(token: tokenize.TokenInfo, role: str | None) -> str | None:
+def _kind(token: tokenize.TokenInfo) -> str | None:
     name = tokenize.tok_name[token.type]
     if name == "OP":
         return "OPEN" if token.string in "([{" else "CLOSE" if token.string in ")]}" else "OPERATOR"
     if name == "NAME":
-        return "KEYWORD" if keyword.iskeyword(token.string) else role or "NAME"
+        return "KEYWORD" if keyword.iskeyword(token.string) else "NAME"
     return _KINDS.get(name)
 
 

@@ -58,7 +58,9 @@ class _GroupedAttention(torch.autograd.Function):
         kernel: Kernel,
     ) -> Tensor:
         dtype = torch.promote_types(query.dtype, torch.float32)
-        whole = query.new_zeros(*query.shape[:2], value.shape[-1], dtype=dtype)
+        some_lack = sum(len(part.queries) for part in parts if part.is_first) < len(query)  # padding
+        make = query.new_zeros if some_lack else query.new_empty
+        whole = make((*query.shape[:2], value.shape[-1]), dtype=dtype)
         lse = query.new_full(query.shape[:2], float("-inf"), dtype=dtype)
         for part in parts:
             with _step("gather"):
@@ -66,9 +68,11 @@ class _GroupedAttention(torch.autograd.Function):
             with _step("groups" if part.call.window is None else "window"):
                 more = kernel.forward(q, k, v, part.call)
             with _step("merge"):
-                before, before_lse = _at(part.queries, whole, lse)
-                for total, rows in zip((whole, lse), merge(before, before_lse, *more), strict=True):
-                    total.index_copy_(0, part.queries, rows)
+                if not part.is_first:
+                    before, before_lse = _at(part.queries, whole, lse)
+                    more = merge(before, before_lse, *more)
+                for total, rows in zip((whole, lse), more, strict=True):
+                    total.index_copy_(0, part.queries, rows.to(dtype))
         if sink_logits is not None:  # a key of value zero
             whole, lse = merge(whole, lse, whole.new_zeros(1), sink_logits.to(dtype))
         output = whole.to(query.dtype)

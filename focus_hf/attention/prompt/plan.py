@@ -33,11 +33,13 @@ class Part:
         queries: indices of the call's queries into the flat queries ``B * Q``, each at most once.
         keys: likewise into the flat keys ``B * S``.
         call: the pairs among them.
+        is_first: no part before it has any of its queries.
     """
 
     queries: Tensor
     keys: Tensor
     call: Call
+    is_first: bool = False
 
     def split(self, window_queries: int | None = None) -> Iterator[Part]:
         """One part for each row; of a window one for each so many of its queries, with the keys that they see."""
@@ -54,7 +56,7 @@ class Part:
                     rows=Rows.single(queries.stop - start, end - first, self.keys.device),
                     exclude=None if exclude is None else (exclude[0][queries], exclude[1][keys]),
                 )
-                yield Part(self.queries[queries], self.keys[keys], own)
+                yield Part(self.queries[queries], self.keys[keys], own, self.is_first)
 
     def computed_pairs(self) -> int:
         """Pairs that an ideal kernel computes for it, those it computes only to exclude them included."""
@@ -90,6 +92,7 @@ class _Tokens:
         asked: Tensor,
         rows: tuple[Tensor, Tensor] | None = None,
         exclude: tuple[Tensor, Tensor] | None = None,
+        is_first: bool = False,
         **how: Any,
     ) -> list[Part]:
         """The part of some queries and keys, without rows that lack one of them; no part where nothing is left.
@@ -98,6 +101,7 @@ class _Tokens:
             asking, asked: which tokens, by row.
             rows: of the two, integers; by default their segments.
             exclude: columns of the two, see `Call`.
+            is_first: see `Part`.
             how: further fields of the `Call`.
         """
         if not asking.numel():
@@ -112,7 +116,7 @@ class _Tokens:
         edges, key_edges = ((0, *count[used].cumsum(0).tolist()) for count in counts)
         excluded = None if exclude is None else (exclude[0][q], exclude[1][k])
         call = Call(Rows(edges, key_edges, asked.device), self.scale, exclude=excluded, **how)
-        return [Part(self.queries[asking[q]], self.keys[asked[k]], call)]
+        return [Part(self.queries[asking[q]], self.keys[asked[k]], call, is_first)]
 
 
 def make_plan(problem: Problem) -> list[Part]:
@@ -138,9 +142,11 @@ def make_plan(problem: Problem) -> list[Part]:
     sparse = queried & ~below
 
     asks, every = sparse.nonzero().squeeze(-1), torch.arange(keys.shape[0], device=keys.device)
-    parts = tokens.part((queried & below).nonzero().squeeze(-1), below.nonzero().squeeze(-1)) if dense_below else []
+    parts = []
+    if dense_below:
+        parts = tokens.part((queried & below).nonzero().squeeze(-1), below.nonzero().squeeze(-1), is_first=True)
     shared = (in_groups[asks], in_groups) if in_groups.shape[-1] else None
-    parts += tokens.part(asks, every, exclude=shared, window=pattern.local_window)
+    parts += tokens.part(asks, every, exclude=shared, is_first=True, window=pattern.local_window)
 
     group, token = in_groups.T.nonzero(as_tuple=True)
     row = segment[token] * in_groups.shape[-1] + group
