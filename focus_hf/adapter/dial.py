@@ -33,7 +33,7 @@ def thresholds(settings: FocusSettings, positions: Tensor) -> Tensor | float:
     share = settings.pairs
     if share is None or share >= 1 or not settings.pairs_curves:
         return EVERYTHING if share is not None and share >= 1 else settings.threshold
-    curves = _frozen(settings.pairs_curves)
+    curves = _curves_of(settings)
     length = 1 << max(int(positions.shape[-1]), 4096).bit_length()
     while True:
         table = _table(curves, share, length).to(positions.device)
@@ -70,6 +70,17 @@ def threshold_for(curves: Mapping[str, Sequence[Sequence[float]]], length: int, 
 
 
 Curves = tuple[tuple[float, tuple[tuple[float, float], ...]], ...]
+
+
+def _curves_of(settings: FocusSettings) -> Curves:
+    """Its curves, frozen once: this is asked for every layer and token."""
+    kept = vars(settings).get("_curves")
+    if kept is None or kept[0] is not settings.pairs_curves:
+        kept = settings.pairs_curves, _frozen(settings.pairs_curves)
+        if not torch.compiler.is_compiling():
+            vars(settings)["_curves"] = kept
+    found: Curves = kept[1]
+    return found
 
 
 def _frozen(curves: Mapping[str, Sequence[Sequence[float]]]) -> Curves:

@@ -7,6 +7,7 @@ they stand.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -29,7 +30,7 @@ def turned_back(attention: nn.Module, keys: Tensor, cos: Tensor, sin: Tensor) ->
     Returns:
         float32 ``(B, H_kv, S, D)``; the keys as they are where the module has no function that can be asked.
     """
-    turn, keys = _function(type(attention)), keys.float()
+    turn, keys = _function(type(attention).forward), keys.float()
     if turn is None or cos.dim() != 3 or cos.shape[-1] > keys.shape[-1]:
         return keys
     cos, sin = cos.float(), sin.float()
@@ -45,9 +46,10 @@ def _turned(attention: nn.Module, keys: Tensor, cos: Tensor) -> int:
     return cos.shape[-1] if cos.shape[-1] < keys.shape[-1] and hasattr(attention, "rotary_ndims") else keys.shape[-1]
 
 
-def _function(attention: type) -> Callable[..., Any] | None:
-    """The function by which a class of attention modules turns queries and keys."""
-    names = getattr(inspect.unwrap(attention.forward), "__globals__", {})  # type: ignore[attr-defined]
+@functools.lru_cache(maxsize=64)
+def _function(forward: Callable[..., Any]) -> Callable[..., Any] | None:
+    """The function by which attention modules with this forward turn queries and keys."""
+    names = getattr(inspect.unwrap(forward), "__globals__", {})
     found = next((names[name] for name in _FUNCTIONS if name in names), None)
     if found is None:
         return None

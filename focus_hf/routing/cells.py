@@ -11,6 +11,7 @@ keys, ``K`` groups, ``d_g`` their dimension, ``bands``.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -109,12 +110,18 @@ def positions_in_bands(positions: Tensor, local_window: int, num_bands: int) -> 
     Returns:
         int64 ``(B, Q, bands)``.
     """
-    width = max(local_window, 1)
-    starts = width * 2 ** torch.arange(num_bands, device=positions.device)
-    lengths = starts.clone()
-    lengths[-1:] = torch.iinfo(torch.int64).max
-    beyond = (positions.long()[..., None] - starts).clamp(min=0)
-    return torch.minimum(beyond, lengths)
+    starts, lengths = _bands(max(local_window, 1), num_bands, positions.device)
+    return torch.minimum((positions.long()[..., None] - starts).clamp(min=0), lengths)
+
+
+@functools.lru_cache(maxsize=8)
+def _bands(width: int, num_bands: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Where each band of distance begins, and how long it is: int64 ``(bands,)``."""
+    with torch.inference_mode(False):
+        starts = width * 2 ** torch.arange(num_bands, device=device)
+        lengths = starts.clone()
+        lengths[-1:] = torch.iinfo(torch.int64).max
+        return starts, lengths
 
 
 def cell_reads(
@@ -136,5 +143,6 @@ def cell_reads(
     if isinstance(threshold, Tensor):
         threshold = threshold[:, None, :, None]
     limits = threshold + router.offset.float()[:, None, None] + sizes[:, None].clamp(min=1).float().log()
-    parts = zip(queries.split(_TOGETHER, dim=2), limits.split(_TOGETHER, dim=2), strict=True)
-    return torch.cat([cell_log_shares(some, router)[0] > limit[..., None, :] for some, limit in parts], dim=2)
+    both = zip(queries.split(_TOGETHER, dim=2), limits.split(_TOGETHER, dim=2), strict=True)
+    parts = [cell_log_shares(some, router)[0] > limit[..., None, :] for some, limit in both]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
