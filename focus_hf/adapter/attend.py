@@ -39,7 +39,7 @@ def routed_attention(call: Call, asked: Asked) -> Tensor:
     """
     router = call.router
     with torch.no_grad():
-        routed = route(call, asked.query, asked.key, asked.query_positions())
+        routed = route(call, asked)
         if router.observer is not None and call.config.by_cells and not call.alone:
             tell_routing(call, asked.key, routed)
     if call.assignments is not None:

@@ -10,10 +10,12 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from ..routing.cells import cell_limits
 from ..settings import FocusSettings
 
 #: Reads all cells.
@@ -40,6 +42,24 @@ def thresholds(settings: FocusSettings, positions: Tensor) -> Tensor | float:
         if torch.compiler.is_compiling() or positions.device.type != "cpu" or int(positions.max()) < length:
             return table[positions.clamp(min=0, max=length - 1)]
         length *= 2
+
+
+def limits(settings: FocusSettings, positions: Tensor) -> Tensor:
+    """`focus_hf.routing.cells.cell_limits` of queries: float32 ``(B, Q, bands)``; see `thresholds`."""
+    return cell_limits(positions, thresholds(settings, positions), settings.local_window, settings.num_bands)
+
+
+def limits_at(settings: FocusSettings, position: int, device: torch.device) -> Tensor:
+    """The same of one query, float32 ``(1, 1, bands)``: all layers ask it for a token, and it is made once."""
+    dial = settings.threshold, settings.pairs, settings.local_window, settings.num_bands
+    asked = (*dial, settings.pairs_curves and _curves_of(settings), position, device)
+    kept = vars(settings).get("_limits")
+    if kept is None or kept[0] != asked:
+        with torch.inference_mode(False):
+            kept = asked, limits(settings, torch.tensor([[position]], device=device))
+        vars(settings)["_limits"] = kept
+    found: Tensor = kept[1]
+    return found
 
 
 def share_at(curves: Mapping[str, Sequence[Sequence[float]]], length: int, threshold: float) -> float:
@@ -69,35 +89,34 @@ def threshold_for(curves: Mapping[str, Sequence[Sequence[float]]], length: int, 
     return (low + high) / 2
 
 
-Curves = tuple[tuple[float, tuple[tuple[float, float], ...]], ...]
+@dataclass(frozen=True, eq=False)
+class _Curves:
+    """Curves that do not change: what is made of them can be kept by who they are."""
+
+    points: tuple[tuple[float, tuple[tuple[float, float], ...]], ...]
 
 
-def _curves_of(settings: FocusSettings) -> Curves:
-    """Its curves, frozen once: this is asked for every layer and token."""
+def _curves_of(settings: FocusSettings) -> _Curves:
+    curves = settings.pairs_curves or {}
     kept = vars(settings).get("_curves")
-    if kept is None or kept[0] is not settings.pairs_curves:
-        kept = settings.pairs_curves, _frozen(settings.pairs_curves)
+    if kept is None or kept[0] is not curves:
+        points = sorted((math.log2(int(name)), tuple((p[0], p[1]) for p in some)) for name, some in curves.items())
+        kept = curves, _Curves(tuple(points))
         if not torch.compiler.is_compiling():
             vars(settings)["_curves"] = kept
-    found: Curves = kept[1]
+    found: _Curves = kept[1]
     return found
 
 
-def _frozen(curves: Mapping[str, Sequence[Sequence[float]]]) -> Curves:
-    return tuple(
-        sorted((math.log2(int(name)), tuple((p[0], p[1]) for p in points)) for name, points in curves.items())
-    )
-
-
 @functools.lru_cache(maxsize=64)
-def _table(curves: Curves, share: float, length: int) -> Tensor:
+def _table(curves: _Curves, share: float, length: int) -> Tensor:
     """Thresholds for a share at the first so many positions: float32 ``(length,)``."""
     with torch.inference_mode(False):
         places = torch.arange(length).clamp(min=1).double().log2()
-        at = torch.tensor([place for place, _ in curves], dtype=torch.float64)
-        found = [_interpolate([(s, t) for t, s in points], share) for _, points in curves]
+        at = torch.tensor([place for place, _ in curves.points], dtype=torch.float64)
+        found = [_interpolate([(s, t) for t, s in points], share) for _, points in curves.points]
         values = torch.tensor(found, dtype=torch.float64)
-        upper = torch.searchsorted(at, places).clamp(max=len(curves) - 1)
+        upper = torch.searchsorted(at, places).clamp(max=len(curves.points) - 1)
         lower = (upper - 1).clamp(min=0)
         width = (at[upper] - at[lower]).clamp(min=1e-9)
         part = ((places - at[lower]) / width).clamp(0, 1)

@@ -63,12 +63,17 @@ class Asked:
         mask = None if mask is None else mask[..., held]
         return cls(query, key, value, mask, scores.part(EVERY, held), seen - key.shape[2], is_sliding)
 
+    @property
+    def first_position(self) -> int | None:
+        """Of every row's first token, where it is known without looking that nothing is padding."""
+        return self.dropped if self.mask is None else None
+
     def query_positions(self) -> Tensor:
         """Positions of the queries, as `read_mask` has them, without looking at any: int64 ``(B, Q)``."""
         num_queries, mask = self.query.shape[2], self.mask
         if mask is None or (mask.dim() == 4 and self.is_sliding):
-            last = torch.arange(self.key.shape[2], device=self.query.device)[-num_queries:] + self.dropped
-            return last.expand(self.query.shape[0], -1)
+            end = self.key.shape[2] + self.dropped
+            return torch.arange(end - num_queries, end, device=self.query.device).expand(self.query.shape[0], -1)
         if mask.dim() == 2:
             return _positions(mask.bool(), self.dropped)[:, -num_queries:]
         positions = allowed_pairs(mask)[:, 0].sum(dim=-1) - 1 + self.dropped
@@ -89,9 +94,8 @@ class Asked:
             self.mask, self.query, num_keys, dropped=self.dropped, is_sliding=self.is_sliding
         )
         groups, reads = groups.expand(-1, kv_heads, -1), reads.expand(-1, kv_heads, -1, -1, -1)
-        first = self.dropped if self.mask is None else None
         pattern = replace(pattern, num_bands=reads.shape[-1])
-        who = WhoAttends(pattern, positions, groups, reads, documents, extra_mask, first, memberships)
+        who = WhoAttends(pattern, positions, groups, reads, documents, extra_mask, self.first_position, memberships)
         return Problem(self.query, self.key, self.value, who, scores)
 
 

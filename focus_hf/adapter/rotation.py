@@ -10,10 +10,13 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from .remembered import version
 
 #: Names of the functions by which attention modules turn queries and keys, in their own files.
 _FUNCTIONS = ("apply_rotary_pos_emb", "apply_rotary_pos_emb_interleave")
@@ -33,12 +36,29 @@ def turned_back(attention: nn.Module, keys: Tensor, cos: Tensor, sin: Tensor) ->
     turn, keys = _function(type(attention).forward), keys.float()
     if turn is None or cos.dim() != 3 or cos.shape[-1] > keys.shape[-1]:
         return keys
-    cos, sin = cos.float(), sin.float()
-    square = cos.square() + sin.square()  # 1, but where lengths are scaled, too
+    cos, sin = _reversed(cos, sin)
     width = _turned(attention, keys, cos)
     own = keys[..., :width]
-    back = turn(own, own, cos / square, -sin / square)[1]
+    back = turn(own[:, :0], own, cos, sin)[1]
     return back if width == keys.shape[-1] else torch.cat([back, keys[..., width:]], dim=-1)
+
+
+#: The last angles that were reversed, and what they were reversed to: all layers are passed the same.
+_LAST: ContextVar[tuple[Tensor, Tensor, int, tuple[Tensor, Tensor]] | None] = ContextVar("focus_angles", default=None)
+
+
+def _reversed(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """The angles that undo angles, float32."""
+    compiling = torch.compiler.is_compiling()
+    last = None if compiling else _LAST.get()
+    if last is not None and last[0] is cos and last[1] is sin and last[2] == version(cos):
+        return last[3]
+    own, other = cos.float(), sin.float()
+    square = own.square() + other.square()  # 1, but where lengths are scaled, too
+    found = own / square, -other / square
+    if not compiling and not cos.is_inference():  # a write in place to such a tensor is not counted
+        _LAST.set((cos, sin, version(cos), found))
+    return found
 
 
 def _turned(attention: nn.Module, keys: Tensor, cos: Tensor) -> int:

@@ -5,8 +5,6 @@ Another source of routing is one function here, its test and its fit.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
@@ -16,7 +14,8 @@ from ..routing import hard_memberships, sets
 from ..routing.cells import CellRouter, cell_reads, key_groups
 from ..settings import FocusSettings
 from .call import Call
-from .dial import thresholds
+from .dial import limits, limits_at
+from .masks import Asked
 from .remembered import same_keys
 from .rotation import angles, turned_back
 
@@ -25,20 +24,11 @@ from .rotation import angles, turned_back
 Routed = tuple[Tensor, Tensor, Tensor | None]
 
 
-def route(call: Call, query: Tensor, key: Tensor, positions: Tensor) -> Routed:
-    """The routing of a call; its ``groups`` then are what there is to remember.
-
-    Args:
-        call: that is made.
-        query: of the new tokens, positions applied, ``(B, H, Q, D)``.
-        key: of all tokens that the layer holds, ``(B, H_kv, S, D)``.
-        positions: of the queries, integers ``(B, Q)``.
-    """
+def route(call: Call, asked: Asked) -> Routed:
+    """The routing of a call; its ``groups`` then are what there is to remember."""
     if call.alone:
-        return no_groups(key, query.shape[2])
-    if call.config.by_cells:
-        return by_cells(call, query, key, positions)
-    return shared(call, key)
+        return no_groups(asked.key, asked.query.shape[2])
+    return by_cells(call, asked) if call.config.by_cells else shared(call, asked.key)
 
 
 def no_groups(key: Tensor, num_queries: int) -> Routed:
@@ -135,15 +125,19 @@ def rank_groups(scores: Tensor, balance: Tensor) -> Tensor:
 # -- cells: each head by itself, made of its keys and queries
 
 
-def by_cells(call: Call, query: Tensor, key: Tensor, positions: Tensor) -> Routed:
+def by_cells(call: Call, asked: Asked) -> Routed:
     """A key is in the group of its content; a query reads groups at distances (`focus_hf.routing.cells`)."""
-    config, router = call.config, own_heads(call, key.shape[1])
+    query, key, router = asked.query, asked.key, own_heads(call, asked.key.shape[1])
     memory, new = call.memory, query.shape[2]
     known = None if memory is None or not call.untouched or call.seen == 0 else memory.groups
     goes_on = known is not None and (*known.shape[:2], known.shape[2] + new) == key.shape[:3]
     found = key_groups(plain_keys(call, key, new if goes_on else key.shape[2]), router)
     groups = call.groups = torch.cat([known, found], dim=2) if known is not None and goes_on else found
-    return groups, cell_reads(query, positions, router, thresholds(config, positions), config.local_window), None
+    if new == 1 and asked.first_position is not None and not torch.compiler.is_compiling():
+        limit = limits_at(call.config, asked.first_position + key.shape[2] - 1, key.device)
+    else:
+        limit = limits(call.config, asked.query_positions())
+    return groups, cell_reads(query, router, limit), None
 
 
 def own_heads(call: Call, kv_heads: int) -> CellRouter:
@@ -152,10 +146,9 @@ def own_heads(call: Call, kv_heads: int) -> CellRouter:
     Raises:
         ValueError: it is not known which these are.
     """
-    router = call.router.cell_router(call.adapter)
-    total = router.centroids.shape[0]
+    total = int(call.router.configs[call.adapter].key_value_heads or 0)
     if kv_heads == total:
-        return router
+        return call.router.cell_router(call.adapter)
     parts: DeviceMesh | None = split_over(call.router.get_base_layer()) if several() else None
     if parts is None or kv_heads * parts.size() != total:
         raise ValueError(
@@ -164,7 +157,7 @@ def own_heads(call: Call, kv_heads: int) -> CellRouter:
             f"{total}."
         )
     first = parts.get_local_rank() * kv_heads
-    return replace(router, **{name: tensor[first : first + kv_heads] for name, tensor in vars(router).items()})
+    return call.router.cell_router(call.adapter, slice(first, first + kv_heads))
 
 
 def plain_keys(call: Call, key: Tensor, count: int, positions: Tensor | None = None) -> Tensor:
@@ -181,8 +174,9 @@ def plain_keys(call: Call, key: Tensor, count: int, positions: Tensor | None = N
         return own
     if positions is not None or count > turn[0].shape[1]:
         turn = _angles_of_all(call, key, turn, positions)
-    cos, sin = (x[:, x.shape[1] - count :] for x in turn)
-    return turned_back(call.router.get_base_layer(), own, cos, sin)
+    if count < turn[0].shape[1]:
+        turn = turn[0][:, -count:], turn[1][:, -count:]
+    return turned_back(call.router.get_base_layer(), own, *turn)
 
 
 def _angles_of_all(

@@ -54,8 +54,8 @@ def keys_read(who: WhoAttends) -> Tensor:
         cells = cells.long()
     heads = max(cells.shape[1], reads.shape[1])
     read = reads.expand(-1, heads, -1).gather(-1, cells.expand(-1, heads, -1))
-    read[..., max(0, length - 1 - pattern.local_window) :] = True
-    read[..., : max(0, pattern.sink_tokens - first)] = True
+    read[..., max(0, length - 1 - pattern.local_window) :].fill_(True)
+    read[..., : max(0, pattern.sink_tokens - first)].fill_(True)
     return read
 
 

@@ -31,7 +31,7 @@ def save_routers(
     """
     routed = get_peft_model(model, config)
     for layer in focus_layers(routed):
-        tensors = vars(routers[layer.layer_idx]).values()  # in the order in which the configuration names them
+        tensors = routers[layer.layer_idx].tensors().values()  # in the order in which the configuration names them
         for name, tensor in zip(config.tensor_shapes(), tensors, strict=True):
             getattr(layer, name)["default"].copy_(tensor)
     return routed, save_adapter(routed, folder, dtype=torch.float16)

@@ -97,7 +97,7 @@ def save_layer(fit: LayerFit, path: Path, made_from: str) -> None:
         path: of the file.
         made_from: what stands for the text, the model and the recipe.
     """
-    tensors = {f"router.{name}": tensor for name, tensor in vars(fit.router).items()}
+    tensors = {f"router.{name}": tensor for name, tensor in fit.router.tensors().items()}
     tensors |= {f"curves.{name}": tensor for name, tensor in vars(fit.curves).items()}
     write_atomically(path, save(tensors, metadata={"made_from": made_from}))
 

@@ -12,7 +12,8 @@ keys, ``K`` groups, ``d_g`` their dimension, ``bands``.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -51,6 +52,42 @@ class CellRouter:
         """Bands of distance."""
         return self.band_projection.shape[1] - 1
 
+    @property
+    def by_key(self) -> Tensor:
+        """``C A``, by which keys are judged in one product: float32 ``(H_kv, D, K)``."""
+        return self._once("by_key", _by_key)
+
+    @property
+    def by_query(self) -> Tensor:
+        """``C Q`` and, after it, ``U`` and ``u``, likewise of queries: float32 ``(H_kv, r * D, K + bands + 1)``."""
+        return self._once("by_query", _by_query)
+
+    def _once(self, what: str, make: Callable[[CellRouter], Tensor]) -> Tensor:
+        if torch.compiler.is_compiling():  # a graph keeps nothing
+            return make(self)
+        made: dict[str, Tensor] = vars(self).setdefault("_made", {})
+        if what not in made:
+            with torch.inference_mode(False):
+                made[what] = make(self)
+        return made[what]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What it is made of, by name and in the order above."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    def of_heads(self, heads: slice) -> CellRouter:
+        """The tensors of some of the key/value heads."""
+        return CellRouter(**{name: tensor[heads] for name, tensor in self.tensors().items()})
+
+
+def _by_key(router: CellRouter) -> Tensor:
+    return torch.matmul(router.centroids.float(), router.key_projection.float()).transpose(-1, -2).contiguous()
+
+
+def _by_query(router: CellRouter) -> Tensor:
+    by_group = torch.matmul(router.centroids.float(), router.query_projection.float())
+    return torch.cat([by_group, router.band_projection.float()], dim=1).transpose(-1, -2).contiguous()
+
 
 def key_scores(keys: Tensor, router: CellRouter) -> Tensor:
     """How near each key is to each group: ``(A k) . C_c + b_c``.
@@ -63,8 +100,9 @@ def key_scores(keys: Tensor, router: CellRouter) -> Tensor:
         float32 ``(B, H_kv, S, K)``.
     """
     with without_autocast(keys.device.type):
-        projected = torch.matmul(keys.float(), router.key_projection.float().transpose(-1, -2))
-        return torch.matmul(projected, router.centroids.float().transpose(-1, -2)) + router.balance.float()[:, None]
+        by_head = keys.float().transpose(0, 1).flatten(1, 2)
+        scores = torch.baddbmm(router.balance.float()[:, None], by_head, router.by_key)
+        return scores.unflatten(1, (keys.shape[0], -1)).transpose(0, 1)
 
 
 def key_groups(keys: Tensor, router: CellRouter) -> Tensor:
@@ -82,21 +120,27 @@ def cell_log_shares(queries: Tensor, router: CellRouter) -> tuple[Tensor, Tensor
     Returns:
         Log-shares of cells, float32 ``(B, H_kv, Q, K, bands)``, and of "near", ``(B, H_kv, Q)``.
     """
+    cells, near = _scores(queries, router)
+    total = _total(cells, near)
+    return cells - total[..., None], (near - total).squeeze(-1)
+
+
+def _scores(queries: Tensor, router: CellRouter) -> tuple[Tensor, Tensor]:
+    """What queries give cells, float32 ``(B, H_kv, Q, K, bands)``, and "near", ``(B, H_kv, Q, 1)``."""
     kv_heads, num_groups = router.centroids.shape[:2]
-    x = queries.unflatten(1, (kv_heads, -1)).transpose(2, 3).flatten(-2)
+    x = queries.unflatten(1, (kv_heads, -1)).permute(1, 0, 3, 2, 4)  # the query heads of a key head side by side
     with without_autocast(queries.device.type):
-        x = x.float()
-        by_group = torch.matmul(
-            torch.matmul(x, router.query_projection.float().transpose(-1, -2)),
-            router.centroids.float().transpose(-1, -2),
-        )
-        by_band = torch.matmul(x, router.band_projection.float().transpose(-1, -2))
-        bias = router.cell_bias.float()
-        cells = by_group[..., None] + by_band[..., None, :-1]
-        cells = cells + bias[:, None, :-1].unflatten(-1, (num_groups, router.num_bands))
-        near = by_band[..., -1] + bias[:, None, -1]
-        total = torch.logaddexp(cells.flatten(-2).logsumexp(dim=-1), near)
-    return cells - total[..., None, None], near - total
+        scores = torch.bmm(x.float().reshape(kv_heads, -1, router.by_query.shape[1]), router.by_query)
+        scores = scores.unflatten(1, (queries.shape[0], -1)).transpose(0, 1)
+        by_group, by_band, near = scores.tensor_split((num_groups, scores.shape[-1] - 1), dim=-1)
+        of_cells, of_near = router.cell_bias.float()[:, None].tensor_split((-1,), dim=-1)
+        cells = by_group[..., None] + by_band[..., None, :]
+        return cells + of_cells.unflatten(-1, cells.shape[-2:]), near + of_near
+
+
+def _total(cells: Tensor, near: Tensor) -> Tensor:
+    """The logarithm of all that a query gives: ``(B, H_kv, Q, 1)``."""
+    return torch.logaddexp(cells.flatten(-2).logsumexp(dim=-1, keepdim=True), near)
 
 
 def positions_in_bands(positions: Tensor, local_window: int, num_bands: int) -> Tensor:
@@ -124,25 +168,35 @@ def _bands(width: int, num_bands: int, device: torch.device) -> tuple[Tensor, Te
         return starts, lengths
 
 
-def cell_reads(
-    queries: Tensor, positions: Tensor, router: CellRouter, threshold: Tensor | float, local_window: int
-) -> Tensor:
-    """The cells that queries read: ``log p_i[c, band] - log(positions of that band before i) > threshold + offset``.
+def cell_limits(positions: Tensor, threshold: Tensor | float, local_window: int, num_bands: int) -> Tensor:
+    """What the log-share of a cell is compared with: ``log(positions of its band before i) + threshold``.
+
+    Args:
+        positions: of queries, integers ``(B, Q)``.
+        threshold: the dial, one for all or float ``(B, Q)``; lower reads more.
+        local_window: ``w``.
+        num_bands: the last one is open.
+
+    Returns:
+        float32 ``(B, Q, bands)``.
+    """
+    sizes = positions_in_bands(positions, local_window, num_bands).clamp(min=1).float().log()
+    return sizes + (threshold[..., None] if isinstance(threshold, Tensor) else threshold)
+
+
+def cell_reads(queries: Tensor, router: CellRouter, limits: Tensor) -> Tensor:
+    """The cells that queries read: those whose log-share is above its limit, by the head's offset.
 
     Args:
         queries: after rotary positions, ``(B, H, Q, D)``.
-        positions: of the queries, integers ``(B, Q)``.
         router: of the layer.
-        threshold: the dial, one for all or float ``(B, Q)``; lower reads more.
-        local_window: ``w``.
+        limits: `cell_limits` of them, ``(B or 1, Q, bands)``.
 
     Returns:
         bool ``(B, H_kv, Q, K, bands)``.
     """
-    sizes = positions_in_bands(positions, local_window, router.num_bands)
-    if isinstance(threshold, Tensor):
-        threshold = threshold[:, None, :, None]
-    limits = threshold + router.offset.float()[:, None, None] + sizes[:, None].clamp(min=1).float().log()
-    both = zip(queries.split(_TOGETHER, dim=2), limits.split(_TOGETHER, dim=2), strict=True)
-    parts = [cell_log_shares(some, router)[0] > limit[..., None, :] for some, limit in both]
+    parts = []
+    for some, limit in zip(queries.split(_TOGETHER, dim=2), limits.split(_TOGETHER, dim=1), strict=True):
+        cells, near = _scores(some, router)
+        parts.append(cells > (_total(cells, near) + limit[:, None] + router.offset[:, None, None])[..., None, :])
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..adapter import FocusConfig
-from ..adapter.dial import thresholds
+from ..adapter.dial import limits
 from ..attention import Pattern
 from ..routing import sets
-from ..routing.cells import CellRouter, positions_in_bands
+from ..routing.cells import CellRouter
 from ..routing.shared import balanced_scores
 
 
@@ -130,13 +130,12 @@ class CellsRouter(LayerRouter):
         self.config, self.pattern, self.rotary = config, config.pattern, rotary
         self.columns = router.centroids.shape[0]
         self.num_bands = router.num_bands
-        by_key = router.centroids @ router.key_projection  # (H_kv, K, D)
+        by_key = router.by_key.transpose(1, 2)
         self.by_key = (by_key if rotary is None else rotary.of_turned(by_key)).transpose(1, 2).contiguous()
         self.balance = router.balance[:, None]
-        by_group = router.centroids @ router.query_projection  # (H_kv, K, r D)
-        bands, near = router.band_projection[:, None, :-1], router.band_projection[:, -1:]
-        cells = (by_group[:, :, None] + bands).flatten(1, 2)
-        self.by_query = torch.cat([cells, near], dim=1).transpose(1, 2).contiguous()
+        by_group, by_band, near = router.by_query.tensor_split((-self.num_bands - 1, -1), dim=-1)
+        cells = (by_group[..., None] + by_band[:, :, None]).flatten(2)
+        self.by_query = torch.cat([cells, near], dim=-1)
         self.cell_bias, self.offset = router.cell_bias[:, None], router.offset[:, None, None]
 
     def groups(self, hidden_states: Tensor | None, key: Tensor, step: Step) -> Tensor:
@@ -151,16 +150,9 @@ class CellsRouter(LayerRouter):
         own = query.view(query.shape[0], self.columns, -1).transpose(0, 1).float()
         shares = torch.baddbmm(self.cell_bias, own, self.by_query)
         total = shares.logsumexp(dim=-1, keepdim=True) + self.offset
-        limit = step.once("limit", lambda: self._limit(step.positions))
+        limit = step.once("limit", lambda: limits(self.config, step.positions[None])[0])
         cells = shares[..., :-1].unflatten(-1, (-1, self.num_bands))
         return (cells - total[..., None] > limit[:, None]).transpose(0, 1)
-
-    def _limit(self, positions: Tensor) -> Tensor:
-        """What the log-share of a cell is compared with, but for the head's offset: ``(T, bands)``."""
-        sizes = positions_in_bands(positions[None], self.config.local_window, self.num_bands)[0]
-        threshold = thresholds(self.config, positions[None])
-        threshold = threshold[0][:, None] if isinstance(threshold, Tensor) else threshold
-        return sizes.clamp(min=1).float().log() + threshold
 
 
 class NoRouter(LayerRouter):
@@ -239,4 +231,4 @@ def part_of(router: CellRouter, kv_heads: int, part: tuple[int, int]) -> CellRou
             f"{total} key/value heads over {part[1]} processes: use a number of processes that divides it."
         )
     own = slice(part[0] * kv_heads, (part[0] + 1) * kv_heads)
-    return replace(router, **{name: tensor[own] for name, tensor in vars(router).items()})
+    return router.of_heads(own)

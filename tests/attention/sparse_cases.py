@@ -228,7 +228,8 @@ def reads() -> None:
             *(queries, positions, router.query_projection, router.centroids, router.band_projection),
             *(router.cell_bias, router.offset, -5.0, 4),
         )
-        expected, a, b = (cells.cell_reads(queries, positions, router, -5.0 + x, 4) for x in (0.0, 1e-3, -1e-3))
+        limits = cells.cell_limits(positions, -5.0, 4, router.num_bands)
+        expected, a, b = (cells.cell_reads(queries, router, limits + x) for x in (0.0, 1e-3, -1e-3))
         assert 0.1 < expected.float().mean() < 0.9, expected.float().mean()
         assert torch.equal(found[a == b], expected[a == b])
 

@@ -21,7 +21,7 @@ from focus_hf.fit.importance import DenseRows, HeadWindow
 from focus_hf.fit.layer import cell_importance
 from focus_hf.fit.query_router import train_query_router
 from focus_hf.fit.store import LayerWindow
-from focus_hf.routing.cells import CellRouter, cell_log_shares, cell_reads, key_groups
+from focus_hf.routing.cells import CellRouter, cell_limits, cell_log_shares, cell_reads, key_groups
 from focus_hf.settings import check_fields
 
 LENGTH, GROUPS = 70, 5
@@ -156,9 +156,8 @@ def test_curves_are_the_costs_and_pairs_of_the_definition_under_every_threshold(
     groups, positions = key_groups(window.plain_keys[None], router), torch.arange(LENGTH)[None]
     for place in range(40, len(THRESHOLDS), 9):
         reads = torch.zeros(1, 2, LENGTH, GROUPS, PATTERN.num_bands, dtype=torch.bool)
-        reads[:, :, window.positions] = cell_reads(
-            window.queries[None], window.positions[None], router, float(THRESHOLDS[place]), PATTERN.local_window
-        )
+        limits = cell_limits(window.positions[None], float(THRESHOLDS[place]), PATTERN.local_window, PATTERN.num_bands)
+        reads[:, :, window.positions] = cell_reads(window.queries[None], router, limits)
         attended = attended_pairs(WhoAttends(PATTERN, positions, groups, reads))[0][:, window.positions]
         for head in range(2):
             loss = fisher(window.head(head), attended[head]).sum() / 2

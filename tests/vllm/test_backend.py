@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from focus_hf.attention import Pattern, Problem, Scores, WhoAttends
 from focus_hf.attention.definition import by_memberships
 from focus_hf.attention.masked import masked_focus_attention
-from focus_hf.routing.cells import CellRouter, cell_reads, key_groups
+from focus_hf.routing.cells import CellRouter, cell_limits, cell_reads, key_groups
 from focus_hf.routing.shared import group_scores
 from focus_hf.vllm.router import CellsRouter, NoRouter, Rotary, SharedRouter
 from focus_hf.vllm.slots import padded_page
@@ -106,7 +106,8 @@ class Case:
         positions, pattern = torch.arange(length)[None], self.pattern
         if self.kind == "cells":
             groups = key_groups(self.plain[request][None], self.cells)
-            reads = cell_reads(query, positions, self.cells, self.config.threshold, WINDOW)
+            limits = cell_limits(positions, self.config.threshold, WINDOW, self.cells.num_bands)
+            reads = cell_reads(query, self.cells, limits)
         elif self.kind == "none":
             pattern, groups = self.router.pattern, torch.zeros(1, 1, length, dtype=torch.uint8)
             reads = torch.zeros(1, 1, length, 1, 1, dtype=torch.bool)

@@ -16,7 +16,7 @@ from torch import Tensor
 from ...attention import Scores
 from ...routing.cells import cell_reads, key_groups
 from ..call import Call, pattern_in_mode, positions_of
-from ..dial import thresholds
+from ..dial import limits
 from ..discovery import numbered
 from ..layer import FocusLayer
 from ..routers import Routed, by_ranking, no_groups, own_heads, plain_keys, rank_groups
@@ -139,4 +139,4 @@ def _route(call: Call, stored: Tensor, requests: tuple[Tensor, Tensor, Tensor], 
         table.put(rows.flatten()[real], stored[rows.flatten()[real]], of_keys, call.tensors)
     else:
         groups = known.transpose(1, 2).to(torch.uint8)
-    return groups, cell_reads(query, asked, router, thresholds(config, asked), config.local_window), None
+    return groups, cell_reads(query, router, limits(config, asked)), None

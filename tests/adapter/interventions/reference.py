@@ -205,7 +205,8 @@ def _cells(call: Call, query: Tensor, key: Tensor, positions: Tensor) -> tuple[P
     projected = keys.float() @ own.key_projection.mT @ own.centroids.mT
     _note_margin(call, _lead(projected + own.balance[:, None], 1).transpose(1, 2)[call.valid])
     pattern = Pattern(config.local_window, config.sink_tokens, config.dense_below, config.num_bands)
-    reads = cells.cell_reads(query, positions, own, config.threshold, config.local_window)
+    limits = cells.cell_limits(positions, config.threshold, config.local_window, config.num_bands)
+    reads = cells.cell_reads(query, own, limits)
     sizes = cells.positions_in_bands(positions, config.local_window, config.num_bands)[:, None].clamp(min=1)
     limit = config.threshold + own.offset[:, None, None] + sizes.float().log()
     margin = (cells.cell_log_shares(query, own)[0] - limit[..., None, :]).abs().amin(dim=(-1, -2)).transpose(1, 2)
