@@ -223,7 +223,7 @@ class FocusLayer(nn.Module, BaseTunerLayer):
         return self._rotary[0]
 
     def cell_router(self, adapter_name: str, heads: slice = slice(None)) -> CellRouter:
-        """The tensors of an adapter with ``routing="cells"``, float32, put together once for what they are now.
+        """The tensors of an adapter with ``routing="cells"``, put together once; they stay the layer's own.
 
         Args:
             adapter_name: whose.
@@ -232,16 +232,14 @@ class FocusLayer(nn.Module, BaseTunerLayer):
         kinds: dict[str, Any] = self._modules  # without torch's search among names, in every call
         tensors = {field: kinds[kind]._parameters[adapter_name] for field, kind in OF_CELLS.items()}
         if torch.compiler.is_compiling():
-            return CellRouter(**{field: tensor.detach().float() for field, tensor in tensors.items()}).of_heads(heads)
+            return CellRouter(**{field: tensor.detach() for field, tensor in tensors.items()}).of_heads(heads)
         state = adapter_name, heads.start, heads.stop, state_of(tensors.values())
         kept = self._cells
         if kept is not None and kept[0] == state:
             return kept[1]
         self.check_finite(adapter_name)
         with torch.inference_mode(False):
-            router = CellRouter(**{field: tensor.detach().float() for field, tensor in tensors.items()}).of_heads(
-                heads
-            )
+            router = CellRouter(**{field: tensor.detach() for field, tensor in tensors.items()}).of_heads(heads)
         self._cells = state, router
         return router
 

@@ -31,9 +31,9 @@ def turned_back(attention: nn.Module, keys: Tensor, cos: Tensor, sin: Tensor) ->
         cos, sin: of their positions, ``(B or 1, S, n)``, as the module is passed them.
 
     Returns:
-        float32 ``(B, H_kv, S, D)``; the keys as they are where the module has no function that can be asked.
+        float32 or float64 ``(B, H_kv, S, D)``; the keys themselves where no function can be asked.
     """
-    turn, keys = _function(type(attention).forward), keys.float()
+    turn, keys = _function(type(attention).forward), keys.to(torch.promote_types(keys.dtype, torch.float32))
     if turn is None or cos.dim() != 3 or cos.shape[-1] > keys.shape[-1]:
         return keys
     cos, sin = _reversed(cos, sin)
@@ -48,12 +48,12 @@ _LAST: ContextVar[tuple[Tensor, Tensor, int, tuple[Tensor, Tensor]] | None] = Co
 
 
 def _reversed(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """The angles that undo angles, float32."""
+    """The angles that undo angles, float32 or float64."""
     compiling = torch.compiler.is_compiling()
     last = None if compiling else _LAST.get()
     if last is not None and last[0] is cos and last[1] is sin and last[2] == version(cos):
         return last[3]
-    own, other = cos.float(), sin.float()
+    own, other = (each.to(torch.promote_types(each.dtype, torch.float32)) for each in (cos, sin))
     square = own.square() + other.square()  # 1, but where lengths are scaled, too
     found = own / square, -other / square
     if not compiling and not cos.is_inference():  # a write in place to such a tensor is not counted

@@ -12,7 +12,6 @@ keys, ``K`` groups, ``d_g`` their dimension, ``bands``.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 
 import torch
@@ -26,7 +25,9 @@ _TOGETHER = 512
 
 @dataclass(frozen=True)
 class CellRouter:
-    """The tensors by which the key/value heads of a layer route, in any floating dtype; computed in float32.
+    """The tensors by which the key/value heads of a layer route, in any floating dtype.
+
+    Scores are computed in float32, or in float64 for keys and queries of float64.
 
     Args:
         key_projection: ``A``, ``(H_kv, d_g, D)``.
@@ -52,25 +53,6 @@ class CellRouter:
         """Bands of distance."""
         return self.band_projection.shape[1] - 1
 
-    @property
-    def by_key(self) -> Tensor:
-        """``C A``, by which keys are judged in one product: float32 ``(H_kv, D, K)``."""
-        return self._once("by_key", _by_key)
-
-    @property
-    def by_query(self) -> Tensor:
-        """``C Q`` and, after it, ``U`` and ``u``, likewise of queries: float32 ``(H_kv, r * D, K + bands + 1)``."""
-        return self._once("by_query", _by_query)
-
-    def _once(self, what: str, make: Callable[[CellRouter], Tensor]) -> Tensor:
-        if torch.compiler.is_compiling():  # a graph keeps nothing
-            return make(self)
-        made: dict[str, Tensor] = vars(self).setdefault("_made", {})
-        if what not in made:
-            with torch.inference_mode(False):
-                made[what] = make(self)
-        return made[what]
-
     def tensors(self) -> dict[str, Tensor]:
         """What it is made of, by name and in the order above."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
@@ -78,15 +60,6 @@ class CellRouter:
     def of_heads(self, heads: slice) -> CellRouter:
         """The tensors of some of the key/value heads."""
         return CellRouter(**{name: tensor[heads] for name, tensor in self.tensors().items()})
-
-
-def _by_key(router: CellRouter) -> Tensor:
-    return torch.matmul(router.centroids.float(), router.key_projection.float()).transpose(-1, -2).contiguous()
-
-
-def _by_query(router: CellRouter) -> Tensor:
-    by_group = torch.matmul(router.centroids.float(), router.query_projection.float())
-    return torch.cat([by_group, router.band_projection.float()], dim=1).transpose(-1, -2).contiguous()
 
 
 def key_scores(keys: Tensor, router: CellRouter) -> Tensor:
@@ -97,11 +70,14 @@ def key_scores(keys: Tensor, router: CellRouter) -> Tensor:
         router: of the layer.
 
     Returns:
-        float32 ``(B, H_kv, S, K)``.
+        float32 or float64 ``(B, H_kv, S, K)``.
     """
+    dtype = torch.promote_types(keys.dtype, torch.float32)
     with without_autocast(keys.device.type):
-        by_head = keys.float().transpose(0, 1).flatten(1, 2)
-        scores = torch.baddbmm(router.balance.float()[:, None], by_head, router.by_key)
+        by_head = keys.to(dtype).transpose(0, 1).flatten(1, 2)
+        projected = torch.bmm(by_head, router.key_projection.to(dtype).transpose(1, 2))
+        centroids, balance = router.centroids.to(dtype).transpose(1, 2), router.balance.to(dtype)[:, None]
+        scores = torch.baddbmm(balance, projected, centroids)
         return scores.unflatten(1, (keys.shape[0], -1)).transpose(0, 1)
 
 
@@ -118,7 +94,7 @@ def cell_log_shares(queries: Tensor, router: CellRouter) -> tuple[Tensor, Tensor
         router: of the layer.
 
     Returns:
-        Log-shares of cells, float32 ``(B, H_kv, Q, K, bands)``, and of "near", ``(B, H_kv, Q)``.
+        Log-shares of cells, float32 or float64 ``(B, H_kv, Q, K, bands)``, and of "near", ``(B, H_kv, Q)``.
     """
     cells, near = _scores(queries, router)
     total = _total(cells, near)
@@ -126,16 +102,19 @@ def cell_log_shares(queries: Tensor, router: CellRouter) -> tuple[Tensor, Tensor
 
 
 def _scores(queries: Tensor, router: CellRouter) -> tuple[Tensor, Tensor]:
-    """What queries give cells, float32 ``(B, H_kv, Q, K, bands)``, and "near", ``(B, H_kv, Q, 1)``."""
-    kv_heads, num_groups = router.centroids.shape[:2]
+    """What queries give cells, float32 or float64 ``(B, H_kv, Q, K, bands)``, and "near", ``(B, H_kv, Q, 1)``."""
+    dtype, (kv_heads, size) = torch.promote_types(queries.dtype, torch.float32), router.query_projection.shape[:2]
     x = queries.unflatten(1, (kv_heads, -1)).permute(1, 0, 3, 2, 4)  # the query heads of a key head side by side
     with without_autocast(queries.device.type):
-        scores = torch.bmm(x.float().reshape(kv_heads, -1, router.by_query.shape[1]), router.by_query)
-        scores = scores.unflatten(1, (queries.shape[0], -1)).transpose(0, 1)
-        by_group, by_band, near = scores.tensor_split((num_groups, scores.shape[-1] - 1), dim=-1)
-        of_cells, of_near = router.cell_bias.float()[:, None].tensor_split((-1,), dim=-1)
-        cells = by_group[..., None] + by_band[..., None, :]
-        return cells + of_cells.unflatten(-1, cells.shape[-2:]), near + of_near
+        by = torch.cat([router.query_projection.to(dtype), router.band_projection.to(dtype)], dim=1)
+        both = torch.bmm(x.to(dtype).reshape(kv_heads, -1, by.shape[2]), by.transpose(1, 2))
+        projected, by_band, near = both.tensor_split((size, both.shape[-1] - 1), dim=-1)
+        by_group = torch.bmm(projected, router.centroids.to(dtype).transpose(1, 2))
+        of_cells, of_near = router.cell_bias.to(dtype)[:, None].tensor_split((-1,), dim=-1)
+        shape = (queries.shape[0], -1)
+        cells = (by_group[..., None] + by_band[..., None, :]).add_(of_cells.unflatten(-1, (-1, by_band.shape[-1])))
+        near = near + of_near
+        return cells.unflatten(1, shape).transpose(0, 1), near.unflatten(1, shape).transpose(0, 1)
 
 
 def _total(cells: Tensor, near: Tensor) -> Tensor:
@@ -180,7 +159,8 @@ def cell_limits(positions: Tensor, threshold: Tensor | float, local_window: int,
     Returns:
         float32 ``(B, Q, bands)``.
     """
-    sizes = positions_in_bands(positions, local_window, num_bands).clamp(min=1).float().log()
+    # In float64 first: a logarithm of one number and of many, rounded alike.
+    sizes = positions_in_bands(positions, local_window, num_bands).clamp(min=1).double().log().float()
     return sizes + (threshold[..., None] if isinstance(threshold, Tensor) else threshold)
 
 

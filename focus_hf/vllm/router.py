@@ -130,12 +130,12 @@ class CellsRouter(LayerRouter):
         self.config, self.pattern, self.rotary = config, config.pattern, rotary
         self.columns = router.centroids.shape[0]
         self.num_bands = router.num_bands
-        by_key = router.by_key.transpose(1, 2)
+        by_key = torch.matmul(router.centroids, router.key_projection)
         self.by_key = (by_key if rotary is None else rotary.of_turned(by_key)).transpose(1, 2).contiguous()
         self.balance = router.balance[:, None]
-        by_group, by_band, near = router.by_query.tensor_split((-self.num_bands - 1, -1), dim=-1)
-        cells = (by_group[..., None] + by_band[:, :, None]).flatten(2)
-        self.by_query = torch.cat([cells, near], dim=-1)
+        by_group = torch.matmul(router.centroids, router.query_projection)
+        cells = (by_group[:, :, None] + router.band_projection[:, None, :-1]).flatten(1, 2)
+        self.by_query = torch.cat([cells, router.band_projection[:, -1:]], dim=1).transpose(1, 2).contiguous()
         self.cell_bias, self.offset = router.cell_bias[:, None], router.offset[:, None, None]
 
     def groups(self, hidden_states: Tensor | None, key: Tensor, step: Step) -> Tensor:
