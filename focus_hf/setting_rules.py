@@ -86,8 +86,8 @@ def _is_pattern(value: Any) -> bool:
 def _modules() -> Rule:
     names = _list_of(_text(200), 4096, "module names")
     return Rule(
-        f"{names.expected}, or a regular expression of at most {MAX_PATTERN} characters without counted groups, "
-        "counts above 99 and recursion",
+        f"{names.expected}, or a pattern of up to {MAX_PATTERN} characters (no recursion, counted group or count over "
+        "99)",
         lambda value: _is_pattern(value) or names.holds(value),
     ).or_none()
 

@@ -1,6 +1,7 @@
 """Making an adapter without training: cells, fitted to a model's own attention, layer by layer.
 
 - `recipe`: what is wanted; `run`: a whole fit; `estimate`: what it takes, said beforehand; `words`: what came out
+- `kept`: where it writes, and fitted layers that are there already
 - `windows`, `capture`, `store`: text, and what attention layers see of it
 - `importance`: what dense attention does at a query, and what leaving keys out would change
 - `clusters`: groups of keys; `cells`: groups at a distance; `query_router`: which of them a query reads

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -26,30 +23,29 @@ from ..evaluate.checks import check_length, check_tokenizer, check_vocabulary
 from ..evaluate.leave import replace_sample, write_records
 from ..evaluate.sample import take_sample
 from ..machine import measured_with
-from ..records import Results, load_results
-from ..records.adapter_files import WEIGHTS_FILE
-from ..records.typed import is_number
+from ..records import Results
 from ..routing.cells import CellRouter
 from ..texts import Texts, hash_of
 from .adapter import save_routers
 from .capture import capture
 from .curves import HeadCurves, joined
 from .dial import DialPoint, dial, offsets, pairs_curves
-from .estimate import Needs, Shapes, layers_at_once, needs
-from .layer import LayerFit, fit_layer, load_layer, save_layer
+from .estimate import Shapes, layers_at_once, needs
+from .kept import (
+    DECIDE,
+    check_scratch,
+    check_writable,
+    layer_file,
+    layers_at_hand,
+    made_from,
+    refuse_to_overwrite,
+    seconds_before,
+)
+from .layer import LayerFit, fit_layer, save_layer
 from .recipe import FitRecipe
 from .store import read
 from .windows import spread_windows
 from .words import beforehand
-
-#: Folder of fitted layers, inside the adapter's.
-LAYERS = "fit"
-
-#: Fields of a recipe that decide what layers are fitted to; others may change when they are used again.
-_DECIDE = (
-    *("seq_len", "windows", "dial_windows", "rows", "steps", "seed"),
-    *("num_groups", "group_dim", "local_window", "sink_tokens", "num_bands"),
-)
 
 #: Shares of pairs at which the dial is told.
 SHARES = (0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5)
@@ -93,7 +89,7 @@ def fit(
         OSError: the captured tensors or the adapter cannot be written.
     """
     out, started = Path(recipe.output_dir), time.monotonic()
-    _refuse_to_overwrite(out, recipe)
+    refuse_to_overwrite(out, recipe)
     check_writable(out)
     check_placement(device_map=recipe.device_map, dtype=recipe.dtype)
     set_seed(recipe.seed)
@@ -111,8 +107,8 @@ def fit(
 
     config = recipe.focus_config(revision=commit, tokenizer_revision=tokenizer_commit, pairs=recipe.pairs)
     targets = _numbered_targets(model, config)
-    made_from = _made_from(recipe, texts, commit)
-    fitted = _layers_at_hand(targets, recipe, made_from) if recipe.resume else {}
+    made_of = made_from(recipe, texts, commit)
+    fitted = layers_at_hand(targets, recipe, made_of) if recipe.resume else {}
     if recipe.resume:
         say(f"{len(fitted)} of {len(targets)} layers are fitted already")
     missing = {layer: module for layer, module in targets.items() if layer not in fitted}
@@ -122,14 +118,14 @@ def fit(
         check_scratch(expected, recipe)
         say(beforehand(expected, expected.seconds(rate)))
     shown = Progress(disable=True) if progress is None else progress
-    fitted |= dict(_fit_layers(model, missing, windows, recipe, made_from, shown, shapes))
+    fitted |= dict(_fit_layers(model, missing, windows, recipe, made_of, shown, shapes))
 
     routers, curves = compare_heads(fitted)
     config.pairs_curves = pairs_curves(curves)
     told = {length: dial(curves, length, SHARES) for length in _lengths(recipe)}
     config.threshold = _threshold(told, recipe.pairs, config.threshold)
     routed, folder = save_routers(model, config, routers, out)
-    seconds = time.monotonic() - started + (_seconds_before(out) if len(missing) < len(targets) else 0.0)
+    seconds = time.monotonic() - started + (seconds_before(out) if len(missing) < len(targets) else 0.0)
     results = Results(measured_with=measured_with(), training=_facts(recipe, texts, seconds))
     replace_sample(take_sample(routed, windows[0]), folder)
     write_records(results, folder)
@@ -149,39 +145,6 @@ def compare_heads(fitted: Mapping[int, LayerFit]) -> tuple[dict[int, CellRouter]
     parts = found.split([len(fitted[layer].router.offset) for layer in layers])
     routers = {layer: replace(fitted[layer].router, offset=part) for layer, part in zip(layers, parts, strict=True)}
     return routers, curves.shifted(found)
-
-
-def check_writable(folder: Path) -> None:
-    """Make sure that a folder can be made and written to, before hours of work.
-
-    Raises:
-        ValueError: it cannot.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise ValueError(
-            f"output_dir {folder} cannot be written to ({error.strerror}): name another folder."
-        ) from None
-
-
-def check_scratch(expected: Needs, recipe: FitRecipe) -> None:
-    """Make sure that captured tensors find room.
-
-    Raises:
-        ValueError: they do not, or their folder does not exist.
-    """
-    folder = Path(recipe.scratch_dir or tempfile.gettempdir())
-    if not folder.is_dir():
-        raise ValueError(f"scratch_dir {folder} is no folder: make it, or name another.")
-    free = shutil.disk_usage(folder).free
-    if free < expected.scratch:
-        raise ValueError(
-            f"{folder} has {free / 1e9:.1f} GB free, and captured tensors take {expected.scratch / 1e9:.1f} GB at "
-            "once: free some, name another scratch_dir, or let them come in more passes (a smaller scratch_gb)."
-        )
 
 
 def _rate(model: Any, ids: Tensor) -> float:
@@ -224,49 +187,12 @@ def _numbered_targets(model: Any, config: FocusConfig) -> dict[int, Any]:
     return {int(module.layer_idx): module for module in targets.values()}
 
 
-def _refuse_to_overwrite(out: Path, recipe: FitRecipe) -> None:
-    if out.exists() and not out.is_dir():
-        raise ValueError(f"output_dir {out} is a file; name a folder.")
-    if recipe.resume:
-        return
-    if (out / WEIGHTS_FILE).exists() and not recipe.overwrite:
-        raise ValueError(f"{out} already holds an adapter: choose another output_dir, or pass --overwrite.")
-    if any((out / LAYERS).glob("*.safetensors")):
-        if not recipe.overwrite:
-            raise ValueError(f"{out} holds fitted layers: pass --resume to use them, or --overwrite.")
-        shutil.rmtree(out / LAYERS)
-
-
-def _made_from(recipe: FitRecipe, texts: Sequence[Texts], commit: str | None) -> str:
-    """What stands for everything that fitted layers depend on."""
-    facts = {name: getattr(recipe, name) for name in _DECIDE}
-    facts |= {"model": recipe.model, "commit": commit, "dtype": recipe.dtype}
-    facts["texts"] = [[text.name, text.revision] for text in texts]
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
-
-
-def _layers_at_hand(layers: Iterable[int], recipe: FitRecipe, made_from: str) -> dict[int, LayerFit]:
-    kept = {layer: load_layer(_layer_file(recipe, layer), made_from) for layer in layers}
-    return {layer: found for layer, found in kept.items() if found is not None}
-
-
-def _seconds_before(folder: Path) -> float:
-    """What it took to fit the layers that are used again, as far as it is known."""
-    results = load_results(folder)
-    seconds: Any = None if results is None else results.training.get("seconds")
-    return float(seconds) if is_number(seconds) else 0.0
-
-
-def _layer_file(recipe: FitRecipe, layer: int) -> Path:
-    return Path(recipe.output_dir) / LAYERS / f"{layer}.safetensors"
-
-
 def _fit_layers(
     model: Any,
     targets: Mapping[int, nn.Module],
     windows: Sequence[Tensor],
     recipe: FitRecipe,
-    made_from: str,
+    made_of: str,
     progress: Progress,
     shapes: Shapes,
 ) -> Iterator[tuple[int, LayerFit]]:
@@ -277,7 +203,7 @@ def _fit_layers(
         targets: attention modules to fit, by number.
         windows: to look at; the last ones are those of the dial.
         recipe: how.
-        made_from: see `_made_from`.
+        made_of: see `focus_hf.fit.kept.made_from`.
         progress: shows how far it is.
         shapes: of the model.
     """
@@ -304,7 +230,7 @@ def _fit_layers(
             )
             for layer in layers:
                 found = fit_layer(partial(read, folder, layer=layer), fit_on, measure_on, recipe, recipe.seed + layer)
-                save_layer(found, _layer_file(recipe, layer), made_from)
+                save_layer(found, layer_file(recipe, layer), made_of)
                 progress.update(done, advance=1, description=f"fitting layers (layer {layer})")
                 yield layer, found
 
@@ -332,5 +258,5 @@ def _facts(recipe: FitRecipe, texts: Sequence[Texts], seconds: float) -> dict[st
         "windows for the dial": told(recipe.dial_windows),
         "seed": recipe.seed,
         "seconds": round(seconds),
-        "recipe": {k: v for k, v in asdict(recipe).items() if k in _DECIDE},
+        "recipe": {k: v for k, v in asdict(recipe).items() if k in DECIDE},
     }

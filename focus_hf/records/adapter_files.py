@@ -6,7 +6,6 @@ import hashlib
 import json
 import math
 import os
-import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -148,12 +147,6 @@ def check_tensors(shapes: Mapping[str, Sequence[int]], config: FocusSettings, so
         raise AdapterFileError(
             f"{source} holds centroids of {len(layers)} layers, but {CONFIG_FILE} asks for those of {asked}."
         )
-
-
-def layer_index(name: str) -> int:
-    """The index of a layer from the name of its router: the last number in it; -1 without one."""
-    numbers = re.findall(r"\.(\d{1,9})(?=\.)", name)
-    return int(numbers[-1]) if numbers else -1
 
 
 def check_adapter(folder: str | os.PathLike[str]) -> AdapterConfig:

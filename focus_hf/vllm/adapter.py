@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from ..adapter.control import dial_changes
 from ..adapter.loading import read_weights
 from ..escape import shown
 from ..hub.pull import adapter_folder
-from ..records.adapter_files import WEIGHTS_FILE, AdapterFileError, layer_index, names_a_folder
+from ..records.adapter_files import WEIGHTS_FILE, AdapterFileError, names_a_folder
 
 #: How an engine is told what to serve.
 EXAMPLE = '{"focus": {"adapter": "org/name"}}'
@@ -104,7 +105,7 @@ class ServedAdapter:
         found: dict[int, dict[str, Tensor]] = {layer: {} for layer in self.config.layers or []}
         for name, tensor in read_weights(str(path)).items():
             module, _, kind = name.rpartition(".")
-            layer = found.get(layer_index(module))
+            layer = found.get(_layer_index(module))
             if layer is None or kind in layer:
                 raise AdapterFileError(f"{path} holds {shown(name)} twice, or for a layer that it does not route.")
             layer[kind] = tensor
@@ -112,3 +113,9 @@ class ServedAdapter:
             if layer.keys() != self.config.tensor_shapes().keys():
                 raise AdapterFileError(f"{path} lacks tensors of layer {number}; download or save the adapter again.")
         return found
+
+
+def _layer_index(name: str) -> int:
+    """The index of a layer from the name of its router: the last number in it; -1 without one."""
+    numbers = re.findall(r"\.(\d{1,9})(?=\.)", name)
+    return int(numbers[-1]) if numbers else -1
