@@ -103,11 +103,15 @@ class LayerFacts:
 
         Args:
             count: how many, at most.
-            named: those that have a name.
+            named: those that have a name, and of a name first the one that is read most: two groups of a name say
+                little more than one.
         """
         far = [sum(row) for row in self.attention]
         order = sorted(range(len(far)), key=lambda group: -far[group])
         wanted = [g for g in order if far[g] > 0 and not (named and self.groups[g].name in NAMELESS)]
+        names = [self.groups[group].name for group in wanted]
+        if named:
+            wanted = [g for _, g in sorted(enumerate(wanted), key=lambda item: names.index(names[item[0]]) < item[0])]
         return wanted[:count]
 
     def distances(self, group: int, starts: list[int]) -> tuple[int, int | None]:
