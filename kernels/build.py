@@ -16,7 +16,9 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 SOURCE = HERE.parent / "focus_hf" / "attention" / "kernels"
-MODULES = ("triton_gather.py", "triton_prompt.py", "triton_reads.py", "triton_select.py", "triton_sizes.py")
+MODULES = tuple(
+    f"triton_{part}.py" for part in ("gather", "merge", "prompt", "prompt_tile", "reads", "select", "sizes")
+)
 EXTENSION = HERE / "torch-ext" / "focus_attention"
 
 
