@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..routing.cells import cell_limits
+from ..routing.cells import cell_limits, finest
 from ..settings import FocusSettings
 
 #: Reads all cells.
@@ -35,13 +35,12 @@ def thresholds(settings: FocusSettings, positions: Tensor) -> Tensor | float:
     share = settings.pairs
     if share is None or share >= 1 or not settings.pairs_curves:
         return EVERYTHING if share is not None and share >= 1 else settings.threshold
-    curves = _curves_of(settings)
-    length = 1 << max(int(positions.shape[-1]), 4096).bit_length()
-    while True:
-        table = _table(curves, share, length).to(positions.device)
-        if torch.compiler.is_compiling() or positions.device.type != "cpu" or int(positions.max()) < length:
-            return table[positions.clamp(min=0, max=length - 1)]
-        length *= 2
+    at, values = _thresholds_at(_curves_of(settings), share, positions.device)
+    places = positions.clamp(min=1).to(at.dtype).log2()
+    upper = torch.searchsorted(at, places).clamp(max=len(at) - 1)
+    lower = (upper - 1).clamp(min=0)
+    part = ((places - at[lower]) / (at[upper] - at[lower]).clamp(min=1e-9)).clamp(0, 1)
+    return torch.lerp(values[lower], values[upper], part).float()
 
 
 def limits(settings: FocusSettings, positions: Tensor) -> Tensor:
@@ -109,18 +108,13 @@ def _curves_of(settings: FocusSettings) -> _Curves:
 
 
 @functools.lru_cache(maxsize=64)
-def _table(curves: _Curves, share: float, length: int) -> Tensor:
-    """Thresholds for a share at the first so many positions: float32 ``(length,)``."""
+def _thresholds_at(curves: _Curves, share: float, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Logarithms of the positions of curves, and the thresholds for a share there: ``(curves,)`` each."""
     with torch.inference_mode(False):
-        places = torch.arange(length).clamp(min=1).double().log2()
-        at = torch.tensor([place for place, _ in curves.points], dtype=torch.float64)
+        dtype = finest(device)
+        at = torch.tensor([place for place, _ in curves.points], dtype=dtype, device=device)
         found = [_interpolate([(s, t) for t, s in points], share) for _, points in curves.points]
-        values = torch.tensor(found, dtype=torch.float64)
-        upper = torch.searchsorted(at, places).clamp(max=len(curves.points) - 1)
-        lower = (upper - 1).clamp(min=0)
-        width = (at[upper] - at[lower]).clamp(min=1e-9)
-        part = ((places - at[lower]) / width).clamp(0, 1)
-        return torch.lerp(values[lower], values[upper], part).float()
+        return at, torch.tensor(found, dtype=dtype, device=device)
 
 
 def _share(points: Sequence[Sequence[float]], threshold: float) -> float:

@@ -147,6 +147,11 @@ def _bands(width: int, num_bands: int, device: torch.device) -> tuple[Tensor, Te
         return starts, lengths
 
 
+def finest(device: torch.device) -> torch.dtype:
+    """The floating dtype in which a device computes most finely."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
 def cell_limits(positions: Tensor, threshold: Tensor | float, local_window: int, num_bands: int) -> Tensor:
     """What the log-share of a cell is compared with: ``log(positions of its band before i) + threshold``.
 
@@ -160,7 +165,9 @@ def cell_limits(positions: Tensor, threshold: Tensor | float, local_window: int,
         float32 ``(B, Q, bands)``.
     """
     # In float64 first: a logarithm of one number and of many, rounded alike.
-    sizes = positions_in_bands(positions, local_window, num_bands).clamp(min=1).double().log().float()
+    sizes = (
+        positions_in_bands(positions, local_window, num_bands).clamp(min=1).to(finest(positions.device)).log().float()
+    )
     return sizes + (threshold[..., None] if isinstance(threshold, Tensor) else threshold)
 
 
