@@ -128,11 +128,12 @@ def _axes(axis: Any, shares: list[list[float]]) -> None:
     every = [share for line in shares for share in line]
     axis.set_xscale("log")
     ticks = [
-        tick for tick in (1, 2, 3, 5, 7, 10, 15, 20, 30, 40, 50, 70, 100) if min(every) / 1.3 < tick < max(every) * 1.3
+        tick for tick in (1, 2, 3, 5, 7, 10, 15, 20, 30, 40, 50, 70, 100) if min(every) / 1.5 < tick < max(every) * 1.5
     ]
     axis.set_xticks(ticks, [f"{tick}" for tick in ticks])
     axis.set_xticks([], minor=True)
-    axis.set_xlim(min(every) / 1.15, max(every) * 1.15)
+    room = 1.15 if max(every) > 1.5 * min(every) else 1.5  # around one share, so that two numbers stand beneath it
+    axis.set_xlim(min(every) / room, max(every) * room)
     axis.set_yscale("symlog", linthresh=1.0)
     losses = [value for line in axis.lines for value in line.get_ydata()]
     low, high = min(-0.2, min(losses) - 0.2), 1.4 * max(*losses, 1.0)
