@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..routing.shared import at_least_float32
 from .remembered import version
 
 #: Names of the functions by which attention modules turn queries and keys, in their own files.
@@ -33,7 +34,7 @@ def turned_back(attention: nn.Module, keys: Tensor, cos: Tensor, sin: Tensor) ->
     Returns:
         float32 or float64 ``(B, H_kv, S, D)``; the keys themselves where no function can be asked.
     """
-    turn, keys = _function(type(attention).forward), keys.to(torch.promote_types(keys.dtype, torch.float32))
+    turn, keys = _function(type(attention).forward), at_least_float32(keys)
     if turn is None or cos.dim() != 3 or cos.shape[-1] > keys.shape[-1]:
         return keys
     cos, sin = _reversed(cos, sin)
@@ -53,7 +54,7 @@ def _reversed(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     last = None if compiling else _LAST.get()
     if last is not None and last[0] is cos and last[1] is sin and last[2] == version(cos):
         return last[3]
-    own, other = (each.to(torch.promote_types(each.dtype, torch.float32)) for each in (cos, sin))
+    own, other = at_least_float32(cos), at_least_float32(sin)
     square = own.square() + other.square()  # 1, but where lengths are scaled, too
     found = own / square, -other / square
     if not compiling and not cos.is_inference():  # a write in place to such a tensor is not counted

@@ -17,7 +17,7 @@ DIAL = "figures/dial.png"
 
 #: Colours of Focus, of the opponents that lose least, and of a window (Okabe and Ito's, which colour-blind eyes tell
 #: apart), and dashes and marks of lengths.
-_FOCUS, _RIVALS, _WINDOW = "#0072B2", ("#E69F00", "#009E73"), "#999999"
+_FOCUS, _RIVALS, _WINDOW = "#0072B2", ("#E69F00", "#009E73", "#CC79A7"), "#999999"
 _DASHES, _MARKERS = ("-", "--", "-.", ":"), ("o", "s", "^", "D")
 
 #: By length, by mode, by share asked for: mean share of pairs, mean excess.

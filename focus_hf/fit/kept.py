@@ -79,7 +79,7 @@ def refuse_to_overwrite(out: Path, recipe: FitRecipe) -> None:
         shutil.rmtree(out / LAYERS)
 
 
-def made_from(recipe: FitRecipe, texts: Sequence[Texts], commit: str | None) -> str:
+def fingerprint(recipe: FitRecipe, texts: Sequence[Texts], commit: str | None) -> str:
     """What stands for everything that fitted layers depend on."""
     facts = {name: getattr(recipe, name) for name in DECIDE}
     facts |= {"model": recipe.model, "commit": commit, "dtype": recipe.dtype}
@@ -87,9 +87,9 @@ def made_from(recipe: FitRecipe, texts: Sequence[Texts], commit: str | None) -> 
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
-def layers_at_hand(layers: Iterable[int], recipe: FitRecipe, made_of: str) -> dict[int, LayerFit]:
+def layers_at_hand(layers: Iterable[int], recipe: FitRecipe, made_from: str) -> dict[int, LayerFit]:
     """Layers that are fitted already, by number: those of this recipe, of these texts and of this model."""
-    kept = {layer: load_layer(layer_file(recipe, layer), made_of) for layer in layers}
+    kept = {layer: load_layer(layer_file(recipe, layer), made_from) for layer in layers}
     return {layer: found for layer, found in kept.items() if found is not None}
 
 

@@ -35,9 +35,9 @@ from .kept import (
     DECIDE,
     check_scratch,
     check_writable,
+    fingerprint,
     layer_file,
     layers_at_hand,
-    made_from,
     refuse_to_overwrite,
     seconds_before,
 )
@@ -107,8 +107,8 @@ def fit(
 
     config = recipe.focus_config(revision=commit, tokenizer_revision=tokenizer_commit, pairs=recipe.pairs)
     targets = _numbered_targets(model, config)
-    made_of = made_from(recipe, texts, commit)
-    fitted = layers_at_hand(targets, recipe, made_of) if recipe.resume else {}
+    made_from = fingerprint(recipe, texts, commit)
+    fitted = layers_at_hand(targets, recipe, made_from) if recipe.resume else {}
     if recipe.resume:
         say(f"{len(fitted)} of {len(targets)} layers are fitted already")
     missing = {layer: module for layer, module in targets.items() if layer not in fitted}
@@ -118,7 +118,7 @@ def fit(
         check_scratch(expected, recipe)
         say(beforehand(expected, expected.seconds(rate)))
     shown = Progress(disable=True) if progress is None else progress
-    fitted |= dict(_fit_layers(model, missing, windows, recipe, made_of, shown, shapes))
+    fitted |= dict(_fit_layers(model, missing, windows, recipe, made_from, shown, shapes))
 
     routers, curves = compare_heads(fitted)
     config.pairs_curves = pairs_curves(curves)
@@ -192,7 +192,7 @@ def _fit_layers(
     targets: Mapping[int, nn.Module],
     windows: Sequence[Tensor],
     recipe: FitRecipe,
-    made_of: str,
+    made_from: str,
     progress: Progress,
     shapes: Shapes,
 ) -> Iterator[tuple[int, LayerFit]]:
@@ -203,7 +203,7 @@ def _fit_layers(
         targets: attention modules to fit, by number.
         windows: to look at; the last ones are those of the dial.
         recipe: how.
-        made_of: see `focus_hf.fit.kept.made_from`.
+        made_from: see `focus_hf.fit.kept.fingerprint`.
         progress: shows how far it is.
         shapes: of the model.
     """
@@ -230,7 +230,7 @@ def _fit_layers(
             )
             for layer in layers:
                 found = fit_layer(partial(read, folder, layer=layer), fit_on, measure_on, recipe, recipe.seed + layer)
-                save_layer(found, layer_file(recipe, layer), made_of)
+                save_layer(found, layer_file(recipe, layer), made_from)
                 progress.update(done, advance=1, description=f"fitting layers (layer {layer})")
                 yield layer, found
 

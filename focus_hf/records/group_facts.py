@@ -109,9 +109,9 @@ class LayerFacts:
         far = [sum(row) for row in self.attention]
         order = sorted(range(len(far)), key=lambda group: -far[group])
         wanted = [g for g in order if far[g] > 0 and not (named and self.groups[g].name in NAMELESS)]
-        names = [self.groups[group].name for group in wanted]
         if named:
-            wanted = [g for _, g in sorted(enumerate(wanted), key=lambda item: names.index(names[item[0]]) < item[0])]
+            first = {self.groups[g].name: g for g in reversed(wanted)}
+            wanted.sort(key=lambda g: first[self.groups[g].name] != g)
         return wanted[:count]
 
     def distances(self, group: int, starts: list[int]) -> tuple[int, int | None]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from .shared import without_autocast
+from .shared import at_least_float32, without_autocast
 
 #: Queries whose scores are made at once: few enough to stay in a processor's cache.
 _TOGETHER = 512
@@ -72,12 +72,10 @@ def key_scores(keys: Tensor, router: CellRouter) -> Tensor:
     Returns:
         float32 or float64 ``(B, H_kv, S, K)``.
     """
-    dtype = torch.promote_types(keys.dtype, torch.float32)
     with without_autocast(keys.device.type):
-        by_head = keys.to(dtype).transpose(0, 1).flatten(1, 2)
-        projected = torch.bmm(by_head, router.key_projection.to(dtype).transpose(1, 2))
-        centroids, balance = router.centroids.to(dtype).transpose(1, 2), router.balance.to(dtype)[:, None]
-        scores = torch.baddbmm(balance, projected, centroids)
+        x = at_least_float32(keys).transpose(0, 1).flatten(1, 2)
+        projected = torch.bmm(x, router.key_projection.to(x).transpose(1, 2))
+        scores = torch.baddbmm(router.balance.to(x)[:, None], projected, router.centroids.to(x).transpose(1, 2))
         return scores.unflatten(1, (keys.shape[0], -1)).transpose(0, 1)
 
 
@@ -103,14 +101,16 @@ def cell_log_shares(queries: Tensor, router: CellRouter) -> tuple[Tensor, Tensor
 
 def _scores(queries: Tensor, router: CellRouter) -> tuple[Tensor, Tensor]:
     """What queries give cells, float32 or float64 ``(B, H_kv, Q, K, bands)``, and "near", ``(B, H_kv, Q, 1)``."""
-    dtype, (kv_heads, size) = torch.promote_types(queries.dtype, torch.float32), router.query_projection.shape[:2]
-    x = queries.unflatten(1, (kv_heads, -1)).permute(1, 0, 3, 2, 4)  # the query heads of a key head side by side
+    kv_heads, size = router.query_projection.shape[:2]
+    x = (
+        at_least_float32(queries).unflatten(1, (kv_heads, -1)).permute(1, 0, 3, 2, 4)
+    )  # the query heads of a key head side by side
     with without_autocast(queries.device.type):
-        by = torch.cat([router.query_projection.to(dtype), router.band_projection.to(dtype)], dim=1)
-        both = torch.bmm(x.to(dtype).reshape(kv_heads, -1, by.shape[2]), by.transpose(1, 2))
+        by = torch.cat([router.query_projection, router.band_projection], dim=1).to(x)
+        both = torch.bmm(x.reshape(kv_heads, -1, by.shape[2]), by.transpose(1, 2))
         projected, by_band, near = both.tensor_split((size, both.shape[-1] - 1), dim=-1)
-        by_group = torch.bmm(projected, router.centroids.to(dtype).transpose(1, 2))
-        of_cells, of_near = router.cell_bias.to(dtype)[:, None].tensor_split((-1,), dim=-1)
+        by_group = torch.bmm(projected, router.centroids.to(x).transpose(1, 2))
+        of_cells, of_near = router.cell_bias.to(x)[:, None].tensor_split((-1,), dim=-1)
         shape = (queries.shape[0], -1)
         cells = (by_group[..., None] + by_band[..., None, :]).add_(of_cells.unflatten(-1, (-1, by_band.shape[-1])))
         near = near + of_near
@@ -148,7 +148,8 @@ def _bands(width: int, num_bands: int, device: torch.device) -> tuple[Tensor, Te
 
 
 def finest(device: torch.device) -> torch.dtype:
-    """The floating dtype in which a device computes most finely."""
+    """The floating dtype in which a device computes most finely: a logarithm made in it and rounded to float32 is the
+    same alone and among many, which two that are made in float32 may not be."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
@@ -164,10 +165,8 @@ def cell_limits(positions: Tensor, threshold: Tensor | float, local_window: int,
     Returns:
         float32 ``(B, Q, bands)``.
     """
-    # In float64 first: a logarithm of one number and of many, rounded alike.
-    sizes = (
-        positions_in_bands(positions, local_window, num_bands).clamp(min=1).to(finest(positions.device)).log().float()
-    )
+    counts = positions_in_bands(positions, local_window, num_bands).clamp(min=1)
+    sizes = counts.to(finest(positions.device)).log().float()
     return sizes + (threshold[..., None] if isinstance(threshold, Tensor) else threshold)
 
 

@@ -27,6 +27,11 @@ def without_autocast(device: str) -> AbstractContextManager:
     return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
 
 
+def at_least_float32(numbers: Tensor) -> Tensor:
+    """Numbers in float32, or as they are where that is less: a score decides which pairs of tokens exist at all."""
+    return numbers.to(torch.promote_types(numbers.dtype, torch.float32))
+
+
 def group_scores(hidden_states: Tensor, projection: Tensor, centroids: Tensor, temperature: float) -> Tensor:
     """Score every token against every centroid: ``z = (W_g h) . C / tau`` (paper, section 3).
 

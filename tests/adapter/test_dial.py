@@ -52,6 +52,13 @@ def test_a_token_has_the_threshold_that_it_has_in_a_prompt() -> None:
         assert torch.equal(limits_at(chosen, position, torch.device("cpu"))[0, 0], bands[0, position])
 
 
+def test_a_compiled_call_has_the_same_thresholds() -> None:
+    chosen, compiled = settings(0.15), torch.compile(thresholds, backend="eager", fullgraph=True)
+    for position in (100, 9000, 30_000):
+        asked = torch.tensor([[position]])
+        assert torch.equal(compiled(chosen, asked), thresholds(chosen, asked))
+
+
 def test_all_and_none() -> None:
     assert thresholds(settings(None), torch.arange(4)[None]) == -7.0
     assert thresholds(settings(1.0), torch.arange(4)[None]) < -1e5

@@ -120,12 +120,12 @@ def test_compiled_as_launched():
     for name, got in found.items():
         capability, _, _, kernel = name.split()
         assert not got["spilled_in_loop"] and got["spilled"] <= (0 if capability == "90" else 16), (name, got)
-        if kernel in ("_gather", "_prompt"):
+        if kernel in ("_gather", "prompt_tile"):
             assert got["wide_copies"] >= 8 and not got["scalar_loads"], (name, got)
             assert got["narrow_copies"] <= 16, (name, got)  # of lists, which are numbers
         if kernel == "_gather":
             assert got["mma"] and got["shared"] <= 56 * 1024, (name, got)
-        if kernel == "_prompt":
+        if kernel == "prompt_tile":
             assert (got["wgmma"], got["mma"])[capability == "80"], (name, got)
             assert all(down > 1 and across == 1 for down, across, *_ in got["layouts"]), (name, got)  # rows are shared
             if capability == "90":
@@ -135,16 +135,16 @@ def test_compiled_as_launched():
 def test_the_same_few_launches_in_any_batch_with_nothing_read_back():
     steps, static, prompt, padded = run_apart(COUNTED)
     for kernels, syncs, operations in (*steps, *static):
-        assert [name for name, _ in kernels] == ["_select", "_gather", "_merge"]
+        assert [name for name, _ in kernels] == ["_select", "_gather", "merge_parts"]
         assert not syncs and len(operations) <= 5, operations
     assert static[0] == static[1] == static[2] and static[3] == static[4] == static[5]
     for kernels, syncs, operations in (prompt, padded):
-        assert [name for name, _ in kernels] == ["_prompt"]
+        assert [name for name, _ in kernels] == ["prompt_tile"]
         assert not syncs and len(operations) <= 39, operations
 
 
 def test_a_growing_cache_compiles_once():
-    assert sorted(run_apart(GROWING)) == ["_gather", "_merge", "_select"]
+    assert sorted(run_apart(GROWING)) == ["_gather", "_select", "merge_parts"]
 
 
 def test_a_prompt_takes_little_memory_beside_its_output():

@@ -18,6 +18,7 @@ from focus_hf.interpret.collect import Window
 from focus_hf.interpret.figures import save_plots
 from focus_hf.interpret.match import match_adapters
 from focus_hf.interpret.reading import loss_without, reading_nothing, what_is_read
+from focus_hf.records.group_facts import GroupFacts, LayerFacts
 from focus_hf.records.sample import same_groups
 from focus_hf.train import calibrate
 from focus_hf.train.calibration import largest_groups
@@ -199,6 +200,13 @@ def test_samples_and_balance_are_told_by_head() -> None:
     with observe_routing(model, lambda view, _, groups: seen.update({view.name: groups[0].float().mean(0)})):
         logits(model, ids)
     assert largest_groups(model, [ids]) == {name: pytest.approx(s.max().item()) for name, s in seen.items()}
+
+
+def test_of_a_heads_groups_those_of_different_names_come_first() -> None:
+    groups = [GroupFacts(share=0.2, name=name) for name in ("names", "mixed", "names", "commas", "verbs")]
+    layer = LayerFacts(name="x.0", groups=groups, contextual=0.0)
+    layer.attention = [[0.3, 0.0], [0.9, 0.0], [0.1, 0.15], [0.2, 0.0], [0.0, 0.0]]
+    assert layer.most_read(9) == [0, 3, 2] and layer.most_read(9, named=False) == [1, 0, 2, 3]
 
 
 def test_groups_of_heads_are_not_balanced_after_fitting() -> None:

@@ -10,7 +10,7 @@ import triton.language as tl
 
 
 @triton.jit(do_not_specialize=["splits"])
-def _merge(  # type: ignore[no-untyped-def]
+def merge_parts(  # type: ignore[no-untyped-def]
     partial,
     lse,
     sink_logits,

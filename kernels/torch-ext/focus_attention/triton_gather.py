@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .triton_merge import _merge
+from .triton_merge import merge_parts
 from .triton_select import KeyLists, Shape, attended, select_keys
 from .triton_sizes import keys_of_decode_tile, num_splits, width_of
 
@@ -137,7 +137,7 @@ def attend_lists(
         num_warps=WARPS,
         num_stages=STAGES,
     )
-    _merge[(batch * num_heads * queries,)](
+    merge_parts[(batch * num_heads * queries,)](
         *(partial, lse, sink_logits, output, splits, num_heads),
         QUERIES=queries,
         HEADS=heads,

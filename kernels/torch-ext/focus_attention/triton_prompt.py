@@ -14,7 +14,7 @@ import triton
 from torch import Tensor
 
 from .triton_gather import LOG2_E, LOWEST, check_attention
-from .triton_prompt_tile import _prompt
+from .triton_prompt_tile import prompt_tile
 from .triton_sizes import keys_of_prompt_tile, tokens_of_tile, width_of
 
 #: Keys that are looked at in one step and in one go, before what was found is read; the latter are the list's places.
@@ -138,7 +138,7 @@ def sparse_prompt(
     listed = torch.empty(programs, SEGMENT, dtype=torch.int32, device=query.device)
     bits = torch.empty(programs, SEGMENT, dtype=table.dtype, device=query.device)
     slots = (None,) * 4 if tokens is None else (tokens.key_slots, tokens.query_slots, tokens.lengths, tokens.new)
-    _prompt[(programs,)](
+    prompt_tile[(programs,)](
         *(query, key, value, key_groups, reads.view(torch.uint8), *slots, sink_logits),
         *(output, lse, table, listed, bits, scale * LOG2_E, sequences * kv_heads, tiles, length, queries),
         0 if tokens is None else tokens.key_slots.stride(0),

@@ -29,7 +29,7 @@ def _low(count, TOKENS: tl.constexpr, LIKE: tl.constexpr):  # type: ignore[no-un
         *("groups_row", "groups_head", "reads_row", "reads_head"),
     ]
 )
-def _prompt(  # type: ignore[no-untyped-def]  # Triton's types are those of its arguments
+def prompt_tile(  # type: ignore[no-untyped-def]  # Triton's types are those of its arguments
     query,
     key,
     value,
