@@ -8,10 +8,10 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def tokenize_windows(tokenizer: Any, text: str, length: int, stride: int | None = None) -> Tensor:
@@ -44,6 +44,8 @@ def join(documents: Sequence[Sequence[int]], between: int | None = None) -> Tens
         documents: token ids of each.
         between: token id that ends each document when there are several.
     """
+    import torch
+
     ends = [] if between is None or len(documents) == 1 else [between]
     return torch.tensor([token for document in documents for token in (*document, *ends)], dtype=torch.long)
 

@@ -1,7 +1,7 @@
 """The command ``focus-hf``: thin commands over the package's functions."""
 
-from . import explore, find, groups, hub, measure, verify
+from . import explore, find, fit, groups, hub, measure, quality, verify
 from .app import app
-from .start import load_commands, main
+from .start import main
 
-__all__ = ["app", "explore", "find", "groups", "hub", "load_commands", "main", "measure", "verify"]
+__all__ = ["app", "explore", "find", "fit", "groups", "hub", "main", "measure", "quality", "verify"]

@@ -41,13 +41,6 @@ def _json_to_screen(arguments: list[str]) -> list[str]:
     return result
 
 
-def load_commands(arguments: list[str]) -> None:
-    """Import the commands whose flags come from a recipe, unless another one is called: they need torch."""
-    names = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
-    if not arguments or arguments[0] not in names:
-        from . import fit, quality  # noqa: F401
-
-
 #: Characters of an error: several sentences.
 _LONGEST_MESSAGE = 3_000
 
@@ -77,7 +70,6 @@ def main() -> None:
     arguments = sys.argv[1:]
     warnings.showwarning = _show_warning
     try:
-        load_commands(arguments)
         app(_json_to_screen(arguments))
     except (ValueError, RuntimeError, OSError) as error:
         _fail(str(error))

@@ -8,7 +8,20 @@
 - `layer`: one layer, fitted; `curves`: the dial, from thresholds to pairs and loss
 """
 
+from typing import TYPE_CHECKING, Any
+
 from .recipe import FitRecipe
-from .run import FitResult, fit
+
+if TYPE_CHECKING:
+    from .run import FitResult, fit
 
 __all__ = ["FitRecipe", "FitResult", "fit"]
+
+
+def __getattr__(name: str) -> Any:
+    """What needs torch and PEFT is imported when it is asked for: the command line shows a recipe's flags without."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from . import run
+
+    return getattr(run, name)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import os
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..adapter import FocusConfig
 from ..recipe_values import check_integer, recipe_values
 from ..texts import TextSource
+
+if TYPE_CHECKING:
+    from ..adapter import FocusConfig
 
 
 def _option(help: str, default: Any = dataclasses.MISSING) -> Any:
@@ -113,6 +115,8 @@ class FitRecipe:
 
     def focus_config(self, **values: Any) -> FocusConfig:
         """The adapter's configuration."""
+        from ..adapter import FocusConfig  # registers with PEFT, which takes seconds to import
+
         names = ("num_groups", "group_dim", "local_window", "sink_tokens", "num_bands", "dense_below")
         values = {name: getattr(self, name) for name in names} | values
         return FocusConfig(routing="cells", task_type="CAUSAL_LM", **values)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import os
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..adapter import FocusConfig
 from ..recipe_values import check_integer, recipe_values
 from ..texts import TextSource
+
+if TYPE_CHECKING:
+    from ..adapter import FocusConfig
 
 #: What is trained: the centroids of a frozen model, or everything.
 WEIGHTS = ("frozen", "trained")
@@ -132,6 +134,8 @@ class TrainRecipe:
 
     def focus_config(self) -> FocusConfig:
         """The adapter's configuration."""
+        from ..adapter import FocusConfig  # registers with PEFT, which takes seconds to import
+
         names = {f.name for f in dataclasses.fields(FocusConfig)} & {f.name for f in dataclasses.fields(self)}
         values = {name: getattr(self, name) for name in names - {"revision"}}
         return FocusConfig(gate_strength=self.gate_end, task_type="CAUSAL_LM", **values)

@@ -11,7 +11,7 @@ import typer
 from focus_hf.adapter.placement import check_placement, load_base
 from focus_hf.adapter.save import save_adapter
 from focus_hf.cli.app import app
-from focus_hf.cli.start import load_commands, main
+from focus_hf.cli.start import main
 from focus_hf.hub import load_adapted
 from focus_hf.train import TrainRecipe, train
 from tests.families import base_model, focus_model, logits, token_ids
@@ -78,7 +78,6 @@ def test_several_processes_refuse_a_device_map(tiny, tmp_path, monkeypatch):
 
 
 def test_every_command_that_loads_a_model_has_the_flags():
-    load_commands(["no-such-command"])
     commands = typer.main.get_command(app).commands
     having = {
         name

@@ -17,7 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from focus_hf.adapter.save import save_adapter
-from focus_hf.cli import app, load_commands
+from focus_hf.cli import app
 from focus_hf.cli.app import HEADINGS
 from focus_hf.local_hub import LocalHub
 from tests.families import focus_model, httpx
@@ -44,7 +44,6 @@ def adapter(tmp_path_factory):
 def test_every_command_has_help_with_an_example():
     listed = focus_hf("--help")
     assert listed.returncode == 0
-    load_commands([])
     commands = [command.name or command.callback.__name__ for command in app.registered_commands]
     expected = "train fit eval compare groups explore card push pull search verify info bench demo hub"
     assert set(expected.split()) == set(commands)
@@ -57,6 +56,14 @@ def test_every_command_has_help_with_an_example():
     for command in commands:
         shown = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200"})
         assert shown.exit_code == 0 and f"Example: focus-hf {command}" in shown.output, shown.output
+
+
+def test_help_needs_no_torch():
+    tell = "import sys; sys.argv[1:] = {}\ntry:\n    main()\nfinally:\n    assert 'torch' not in sys.modules"
+    for arguments in ([], ["--help"], ["fit", "--help"], ["train", "--help"]):
+        code = f"from focus_hf_command import main\n{tell.format(arguments)}"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+        assert "Traceback" not in done.stderr, done.stderr
 
 
 def test_wrong_command_lines_exit_with_2():

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from focus_hf.cli import app, load_commands
+from focus_hf.cli import app
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*(ROOT / "docs").rglob("*.md"), ROOT / "README.md", ROOT / "examples" / "README.md"])
@@ -54,7 +54,6 @@ def focus_arguments(line: str) -> list[str] | None:
 
 @pytest.fixture(scope="module")
 def known() -> dict:
-    load_commands([])
     group = typer.main.get_command(app)
     return {
         name: {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import focus_hf
 from focus_hf.adapter import focus_layers
-from focus_hf.cli import app, load_commands
+from focus_hf.cli import app
 from focus_hf.evaluate.perplexity import attended_share
 from focus_hf.evaluate.sample import take_sample
 from focus_hf.fit import FitRecipe, fit
@@ -281,7 +281,6 @@ def test_the_words_at_the_end(fitted):
 
 
 def test_the_command(tiny, tmp_path):
-    load_commands([])
     flags = ["--model", tiny / "base", "--train-file", tiny / "train.txt", "--seq-len", 128, "--windows", 2]
     flags += ["--num-groups", 4, "--local-window", 8, "--seed", 1, "--steps", 10, "--pairs", 0.5]
     done = CliRunner().invoke(app, ["fit", *map(str, [*flags, "--output-dir", tmp_path / "a", "--json"])])
