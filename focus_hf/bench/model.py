@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
 from peft import get_peft_model
-from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
+from torch import Tensor
+from transformers import AutoTokenizer, DynamicCache, LlamaConfig, LlamaForCausalLM
 
 from ..adapter import FocusConfig, focus_layers, set_routing
 from ..adapter.placement import load_base
 from ..evaluate.modes import adapters_off, device_of
 from ..evaluate.run import check_positions
 from ..hub import load_adapted
+from ..texts import TextSource, tokenize_windows
 from ..train import calibrate
 from .settings import Measurement, Setting
 from .timing import interleaved
@@ -27,15 +30,19 @@ def bench_model(
     base: str | None = None,
     adapter: str | None = None,
     device_map: str | None = None,
+    text: Path | None = None,
     new_tokens: int = 16,
 ) -> list[Measurement]:
     """Prefill of one prompt (logits of its last token), and decoding after it, a token at a time.
+
+    The base model and the adapter take turns.
 
     Args:
         setting: the heads give the size of the small Llama, unless ``base`` is given.
         base: a causal language model, a folder or a Hub id.
         adapter: a Focus adapter, a folder or a Hub id; without one the centroids are random.
         device_map: how accelerate spreads a model that is given, in the place of the setting's device.
+        text: whose first tokens are the prompt; random ones without.
         new_tokens: tokens decoded.
 
     Returns:
@@ -43,9 +50,7 @@ def bench_model(
     """
     model = load_or_make(setting, base, adapter, device_map)
     layers = focus_layers(model)
-    generator = torch.Generator().manual_seed(setting.seed)
-    ids = torch.randint(0, model.config.vocab_size, (1, setting.length + new_tokens), generator=generator)
-    ids = ids.to(device_of(model))
+    ids = _token_ids(model, setting, text, setting.length + new_tokens).to(device_of(model))
     prompt = ids[:, : setting.length]
 
     def prefill(cache: DynamicCache | None = None) -> Any:
@@ -56,7 +61,7 @@ def bench_model(
             return prefill(cache)
 
     name = adapter or base or "small Llama"
-    times = interleaved({"dense": dense_prefill, "focus": prefill}, setting.device, seconds=5, least=3, most=9)
+    times = interleaved({"dense": dense_prefill, "focus": prefill}, setting.device, seconds=5, least=2, most=9)
     measured = [Measurement("prefill", setting, times["dense"], times["focus"], baseline=name)]
 
     caches = {"dense": DynamicCache(config=model.config), "focus": DynamicCache(config=model.config)}
@@ -79,6 +84,16 @@ def bench_model(
     return measured
 
 
+def _token_ids(model: Any, setting: Setting, text: Path | None, length: int) -> Tensor:
+    """int64 ``(1, length)``: of a text, or random."""
+    if text is None:
+        generator = torch.Generator().manual_seed(setting.seed)
+        return torch.randint(0, model.config.vocab_size, (1, length), generator=generator)
+    tokenizer = AutoTokenizer.from_pretrained(model.name_or_path)
+    documents = TextSource((str(text),)).load().documents
+    return tokenize_windows(tokenizer, "".join(documents), length)[:1]
+
+
 def load_or_make(setting: Setting, base: str | None, adapter: str | None, device_map: str | None = None) -> Any:
     """The model with this adapter, or one with random centroids; see `bench_model`."""
     if adapter is None:
@@ -87,6 +102,8 @@ def load_or_make(setting: Setting, base: str | None, adapter: str | None, device
     check_positions(model, [setting.length + 16])
     if setting.top_k != focus_layers(model)[0].routing_config.top_k:  # else heads keep theirs
         set_routing(model, top_k=setting.top_k)
+    if setting.pairs is not None:
+        set_routing(model, pairs=setting.pairs, length=setting.length)
     return model
 
 

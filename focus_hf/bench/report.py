@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.table import Table
 
-from .settings import Measurement
+from .settings import Measurement, Setting
 
 _COLUMNS = ("what", "tokens", "setting", "dense", "Focus", "ratio", "limit", "computed", "how")
 
@@ -42,7 +42,7 @@ def _cells(measured: Measurement) -> list[str]:
     return [
         measured.kind,
         f"{setting.length:,}",
-        f"K={setting.num_groups} k={setting.top_k} w={setting.local_window} {setting.dtype}",
+        f"K={setting.num_groups} {_dial(setting)} w={setting.local_window} {setting.dtype}",
         shown(measured.dense),
         shown(measured.focus),
         f"{measured.ratio:.2f}x",
@@ -50,6 +50,10 @@ def _cells(measured: Measurement) -> list[str]:
         "" if measured.computed is None else f"{measured.computed:.0%}",
         how,
     ]
+
+
+def _dial(setting: Setting) -> str:
+    return f"k={setting.top_k}" if setting.pairs is None else f"pairs={setting.pairs}"
 
 
 def _milliseconds(value: float) -> str:

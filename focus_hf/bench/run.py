@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -38,6 +39,8 @@ def run_bench(
     base: str | None = None,
     adapter: str | None = None,
     device_map: str | None = None,
+    text: Path | None = None,
+    pairs: Sequence[float] = (),
     write: bool = False,
     threads: int | None = None,
     seconds: float = 5.0,
@@ -53,6 +56,8 @@ def run_bench(
         base: model for ``"model"`` and ``"serving"``.
         adapter: for ``"model"`` and ``"serving"``, a folder or a Hub id; see `adapter_settings`.
         device_map: how accelerate spreads a model that is given; see `check_placement`.
+        text: for ``"model"``, whose first tokens are the prompt.
+        pairs: the dial of the adapter, a share for each setting or one for all; its own without.
         write: put the figures into the adapter's folder; its card shows them from then on.
         threads: of PyTorch on CPU.
         seconds: for each setting, at least.
@@ -61,19 +66,24 @@ def run_bench(
         plot: PNG of ratios against lengths.
 
     Raises:
+        ValueError: other settings than shares.
         ModuleNotFoundError: a plot is asked for and matplotlib is missing; said before anything is measured.
     """
     if plot is not None:
         require("matplotlib")
     if write:
         check_writable(adapter or "")
+    if pairs and len(pairs) not in (1, len(settings)):
+        raise ValueError(f"There are {len(settings)} settings and {len(pairs)} shares of pairs: give one for each.")
+    shares = itertools.cycle(pairs or [None])
+    settings = [replace(setting, pairs=share) for setting, share in zip(settings, shares, strict=False)]
     if threads is not None:
         torch.set_num_threads(threads)
     torch.empty(_WARM_UP_BYTES, dtype=torch.uint8)  # freed at once
     measure: dict[str, Callable[[Setting], Sequence[Measurement]]] = {
         "attention": lambda setting: [bench_attention(setting, seconds)],
         "decode": lambda setting: [bench_decode(setting, seconds)],
-        "model": lambda setting: bench_model(setting, base, adapter, device_map),
+        "model": lambda setting: bench_model(setting, base, adapter, device_map, text),
         "memory": lambda setting: [bench_memory(setting, "attention"), bench_memory(setting, "model")],
         "serving": lambda setting: bench_serving(setting, base, adapter, device_map),
     }
@@ -116,6 +126,7 @@ def _write_speed(results: Sequence[Measurement], adapter: str, machine: str) -> 
             "length": measured.setting.length,
             "num_groups": measured.setting.num_groups,
             "top_k": measured.setting.top_k,
+            "pairs": measured.setting.pairs,
             "dense_ms": measured.dense,
             "focus_ms": measured.focus,
             "measured_with": machine,

@@ -25,6 +25,7 @@ class Setting:
         device: a torch device.
         kernel: an attention backend, or ``"auto"``.
         seed: of the random tensors and groups.
+        pairs: the share that an adapter's dial is turned to, for a context of this length; its own if ``None``.
     """
 
     length: int
@@ -39,6 +40,7 @@ class Setting:
     device: str = "cpu"
     kernel: str = "auto"
     seed: int = 0
+    pairs: float | None = None
 
     @property
     def pattern(self) -> Pattern:

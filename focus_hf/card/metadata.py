@@ -46,6 +46,7 @@ def make_metadata(
     if config.by_cells:
         del focus["top_k"]
         focus |= {"routing": config.routing, "num_bands": config.num_bands}
+    focus["parameters"] = config.num_parameters
     made: dict[str, Any] = {
         "base_model": base,
         "base_model_relation": "adapter",
@@ -62,7 +63,7 @@ def make_metadata(
     row, change = first.main(config.top_k, config.pairs), first.change(config.top_k, config.pairs)
     if row is not None and change is not None:
         focus |= {"perplexity_change": round(100 * change, 3), "pairs": round(row["pairs"], 4)}
-        focus |= {"context_length": first.context_length}
+        focus |= {"context_length": first.context_length, "losses": _losses(results, config)}
     made["metrics"] = ["perplexity"]
     if datasets := list(dict.fromkeys(e.dataset for e in results.evaluations if e.dataset)):
         made["datasets"] = datasets
@@ -135,6 +136,13 @@ def check_hub_id(name: str, what: str) -> str:
             f'The {what} is {shown}, which nobody else can load. Name it as on the Hub: {option}="org/name".'
         )
     return name
+
+
+def _losses(results: Results, config: AdapterConfig) -> dict[str, float]:
+    """In per cent above dense attention, of each text, at the first length and as the adapter is set."""
+    length = results.evaluations[0].context_length
+    changes = {e.data: e.change(config.top_k, config.pairs) for e in results.evaluations if e.context_length == length}
+    return {text: round(100 * change, 2) for text, change in changes.items() if change is not None}
 
 
 def _eval_results(results: Results, config: AdapterConfig) -> list[EvalResult]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -133,15 +133,20 @@ def weights(results: Results | None) -> str:
     return "the base model's weights were trained, too." if together else "the base model's weights are unchanged."
 
 
+def _ratio(row: Mapping[str, Any]) -> str:
+    pairs = f" and {100 * float(row['pairs']):.0f} % of the pairs" if row.get("pairs") is not None else ""
+    return f"{row['dense_ms'] / row['focus_ms']:.2f} at {int(row['length']):,} tokens{pairs}"
+
+
 def speed(results: Results | None) -> str:
     """What was measured, at the shortest and the longest context of each kind; empty where nothing was."""
     told: list[str] = []
     if results is None or not results.speed:
         return ""
+    names = {"prefill": "prompts", "generate": "single tokens"}
     for what in dict.fromkeys(str(row["what"]) for row in results.speed):
         rows = sorted((row for row in results.speed if row["what"] == what), key=lambda row: int(row["length"]))
         ends = [rows[0], rows[-1]] if len(rows) > 1 else rows
-        ratios = (f"{row['dense_ms'] / row['focus_ms']:.2f} at {int(row['length']):,} tokens" for row in ends)
-        told.append(f"{escape(what)} {', '.join(ratios)}")
+        told.append(f"{escape(names.get(what, what))} {', '.join(map(_ratio, ends))}")
     machine = escape(results.speed[0]["measured_with"])
     return f"times as fast as dense attention: {'; '.join(told)} (on {machine})."

@@ -59,6 +59,17 @@ def numbers(option: str, text: str) -> list[int]:
         raise ValueError(f"{option} takes whole numbers with commas between them, got {text!r}.") from None
 
 
+def shares(option: str, text: str) -> list[float]:
+    """Shares of pairs with commas between them."""
+    try:
+        found = [float(part) for part in text.split(",")]
+    except ValueError:
+        found = [-1.0]
+    if not all(0 < share <= 1 for share in found):
+        raise ValueError(f"{option} takes shares above 0 and at most 1, with commas between them, got {text!r}.")
+    return found
+
+
 def show(values: dict[str, Any], text: str, as_json: bool) -> None:
     typer.echo(json.dumps(values) if as_json else text)
 

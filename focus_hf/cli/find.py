@@ -61,15 +61,17 @@ def search(
 
 def _described(adapter: Found) -> Iterator[str]:
     """What stands below an adapter's name in the list of a search."""
-    change = adapter.perplexity_change
-    losses = [f"{kind} {loss:+.1f} %" for kind, loss in list(adapter.losses.items())[:4]]
     facts = [
         f"base {adapter.base_model}" if adapter.base_model else "",
-        f"K={adapter.num_groups}, k={adapter.top_k}" if adapter.num_groups else "",
-        "" if change is None or losses else f"perplexity {change:+.2f} %",
-        f"at a quarter of the pairs {', '.join(losses)}" if losses else "",
+        f"K={adapter.num_groups}" if adapter.num_groups else "",
+        f"k={adapter.top_k}" if adapter.top_k else "",
+        f"{adapter.parameters:,} parameters" if adapter.parameters else "",
     ]
     yield ", ".join(fact for fact in facts if fact) or "its card says nothing of it"
+    if adapter.losses and adapter.pairs and adapter.context_length:
+        first = list(adapter.losses.items())[:4]
+        losses = ", ".join(f"{text.removesuffix('.txt')} {loss:+.1f} %" for text, loss in first)
+        yield f"loses with {100 * adapter.pairs:.0f} % of the pairs, {adapter.context_length:,} tokens: {losses}"
     if adapter.groups:
         more = f" and {len(adapter.groups) - 4} more" if len(adapter.groups) > 4 else ""
         yield f"groups: {', '.join(adapter.groups[:4])}{more}"

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from .app import app, numbers
+from .app import app, numbers, shares
 from .flags import Device, DeviceMap, JsonFile
 
 
@@ -46,6 +46,8 @@ def bench(
     threads: Annotated[int | None, typer.Option(help="Threads of PyTorch on CPU.", min=1)] = None,
     kernel: Annotated[str, typer.Option(help="Attention backend, as `focus-hf info` lists them.")] = "auto",
     base: Annotated[str | None, typer.Option(help="Model for `model`, `serving`: a folder or a Hub id.")] = None,
+    text: Annotated[Path | None, typer.Option(help="The prompt of `model`; random tokens without.")] = None,
+    pairs: Annotated[str | None, typer.Option(help="The dial of --adapter: a share for each length, or one.")] = None,
     seconds: Annotated[float, typer.Option(help="Time for each setting, at least.", min=0.1)] = 5.0,
     json_out: JsonFile = None,
     markdown: Annotated[Path | None, typer.Option(help="Write the table as Markdown.")] = None,
@@ -61,6 +63,8 @@ def bench(
     kinds = [kind for kind in what.split(",") if kind]
     if adapter is not None and not {"model", "serving"}.issuperset(kinds):
         raise ValueError("--adapter is measured in a whole model: --what model, or serving")
+    if (text, pairs) != (None, None) and (adapter is None or kinds != ["model"]):
+        raise ValueError("--text and --pairs are for an adapter in a whole model: --what model --adapter ...")
     if device_map is not None:
         if base is None and adapter is None:
             raise ValueError("--device-map spreads a model: give --base or --adapter.")
@@ -88,6 +92,8 @@ def bench(
         base=base,
         adapter=adapter,
         device_map=device_map,
+        text=text,
+        pairs=shares("--pairs", pairs) if pairs else (),
         write=write,
         threads=threads,
         seconds=seconds,

@@ -74,14 +74,14 @@ def adapter_info(
 
 
 def _facts(config: AdapterConfig, results: Results | None) -> dict[str, Any]:
-    shown = ("num_groups", "top_k", "local_window", "sink_tokens", "dense_below", "temperature", "gate")
+    shared = ("routing", "num_groups", "top_k", "local_window", "sink_tokens", "dense_below", "temperature", "gate")
+    cells = ("routing", "num_groups", "num_bands", "local_window", "sink_tokens", "dense_below", "pairs")
     values = asdict(config)
     facts: dict[str, Any] = {
         "base_model": config.base_model_name_or_path,
         "base_revision": config.revision,
         "tokenizer_revision": config.tokenizer_revision,
-        **{name: values[name] for name in shown},
-        **({"routing": config.routing, "pairs": config.pairs} if config.by_cells else {}),
+        **{name: values[name] for name in (cells if config.by_cells else shared)},
         "layers": config.num_layers,
         "parameters": config.num_parameters,
     }

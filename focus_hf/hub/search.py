@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from huggingface_hub import EvalResult, HfApi, ModelInfo
+from huggingface_hub import HfApi, ModelInfo
 
 from ..escape import one_line
 from ..records.adapter_files import CONFIG_FILE, GROUPS_FILE, HUB_TAG, AdapterFileError, read_config
@@ -39,9 +38,11 @@ class Found:
     Args:
         repo_id: ``"org/name"``.
         base_model: Hub id.
-        num_groups, top_k, local_window: of the adapter; ``None`` where its card does not say.
-        perplexity_change: against dense attention, in per cent, as the card says.
-        losses: by kind of text, the same at about a quarter of the pairs, as the card's results say.
+        num_groups, top_k, local_window, parameters: of the adapter; ``None`` where its card does not say.
+        perplexity_change: against dense attention, in per cent, on the card's first text.
+        losses: by text, the same.
+        pairs: the share of dense attention's pairs that it was measured with.
+        context_length: tokens of the windows that it was measured on.
         groups: what its groups are about.
         downloads, likes: as the Hub counts them.
         updated: date of the last commit.
@@ -56,8 +57,11 @@ class Found:
     num_groups: int | None = None
     top_k: int | None = None
     local_window: int | None = None
+    parameters: int | None = None
     perplexity_change: float | None = None
     losses: dict[str, float] = field(default_factory=dict)
+    pairs: float | None = None
+    context_length: int | None = None
     groups: list[str] = field(default_factory=list)
     downloads: int = 0
     likes: int = 0
@@ -209,21 +213,29 @@ def _read(model: ModelInfo, hub: Hub) -> Found:
     focus: dict[str, Any] = said if isinstance(said, dict) else {}
     values = {name: _number(focus.get(name), int) for name in ("num_groups", "top_k", "local_window")}
     base = about.get("base_model")
-    if None in values.values() and model.sha and CONFIG_FILE in files(model):
+    missing = any(
+        value is None for name, value in values.items() if name != "top_k" or focus.get("routing") != "cells"
+    )
+    if missing and model.sha and CONFIG_FILE in files(model):
         try:
             config = read_config(hub.fetch(model, CONFIG_FILE, LARGEST[CONFIG_FILE]).parent)
             values = {name: getattr(config, name) for name in values}
+            values |= {"top_k": None} if config.by_cells else {}
             base = base or config.base_model_name_or_path
         except (AdapterFileError, HubError):  # gated, or not an adapter that we can read: listed all the same
             if hub.bounds.over:
                 raise
-    license = about.get("license")
+    license, told = about.get("license"), focus.get("losses")
+    losses: dict[Any, Any] = told if isinstance(told, dict) else {}
     return Found(
         model.id,
         next(iter(strings(base)), None),
         **values,
+        parameters=_number(focus.get("parameters"), int),
         perplexity_change=_number(focus.get("perplexity_change"), float),
-        losses=_losses(model),
+        losses={text: loss for text, loss in losses.items() if isinstance(text, str) and is_number(loss)},
+        pairs=_number(focus.get("pairs"), float),
+        context_length=_number(focus.get("context_length"), int),
         groups=strings(focus.get("groups")),
         downloads=model.downloads or 0,
         likes=model.likes or 0,
@@ -234,27 +246,6 @@ def _read(model: ModelInfo, hub: Hub) -> Found:
         gated=bool(model.gated),
         commit=model.sha or "",
     )
-
-
-#: How the card's results name what they measured, see `focus_hf.records.mode_name`.
-_METRIC = re.compile(r"perplexity at (\d{1,9}) tokens, (?:dense \(base model\)|Focus, pairs=(0?\.2\d*|0?\.30?))")
-
-
-def _losses(model: ModelInfo) -> dict[str, float]:
-    """Of each text with a row of dense attention and one of about a quarter of the pairs, the first such length."""
-    rows = card(model).eval_results
-    measured: dict[tuple[str, str], dict[bool, float]] = {}
-    for row in rows if isinstance(rows, list) else ():
-        named = isinstance(row, EvalResult) and isinstance(row.dataset_name, str) and row.dataset_name
-        metric = _METRIC.fullmatch(str(row.metric_name)) if named else None
-        if metric and is_number(row.metric_value) and row.metric_value > 0:
-            kind = row.dataset_name.removesuffix(".txt")
-            measured.setdefault((kind, metric[1]), {}).setdefault(metric[2] is None, float(row.metric_value))
-    losses: dict[str, float] = {}
-    for (kind, _), found in measured.items():
-        if len(found) == 2:
-            losses.setdefault(kind, round(100 * (found[False] / found[True] - 1), 2))
-    return losses
 
 
 def _number(value: Any, kind: type) -> Any:

@@ -163,7 +163,7 @@ class Results:
         code: rows of tasks on code, see `focus_hf.evaluate.code_tasks.CodeRow`.
         benchmarks: rows of lm-evaluation-harness, dense against Focus: ``task``, ``metric``, ``dense``, ``focus``,
             ``stderr``, ``dataset``.
-        speed: rows of the benchmark, dense against Focus: ``what``, ``length``, ``num_groups``, ``top_k``,
+        speed: rows of the benchmark, dense against Focus: ``what``, ``length``, ``num_groups``, ``top_k``, ``pairs``,
             ``dense_ms``, ``focus_ms``, ``measured_with``.
         weights_sha256: of the adapter that was measured.
         explorer: Space on the Hub that shows the groups on text, see `focus_hf.explore`.

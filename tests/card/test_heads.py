@@ -129,6 +129,7 @@ def test_front_matter_has_one_perplexity_for_each_text(adapter: Path) -> None:
     assert metric["name"] == "perplexity at 2048 tokens, Focus, pairs=0.25" and metric["value"] == pytest.approx(10.2)
     focus = card.metadata["focus"]
     assert focus["perplexity_change"] == pytest.approx(2.0) and focus["pairs"] == 0.24 and focus["groups"] == ["names"]
+    assert list(focus["losses"]) == ["plays.txt", "novel.txt"] and focus["losses"]["plays.txt"] == pytest.approx(2.0)
 
 
 def test_the_dial_is_drawn_from_what_was_measured(adapter: Path) -> None:

@@ -206,7 +206,14 @@ CARD = {
     "base_model": "org/base",
     "datasets": ["a"],
     "tags": ["focus"],
-    "focus": {"num_groups": 4, "top_k": 1, "local_window": 8, "groups": ["NOUN"], "perplexity_change": 1.0},
+    "focus": {
+        "num_groups": 4,
+        "top_k": 1,
+        "local_window": 8,
+        "groups": ["NOUN"],
+        "perplexity_change": 1.0,
+        "losses": {"a": 1.0},
+    },
     "model-index": [{"name": "x", "results": []}],
     "eval_results": [{"x": 1}],
 }

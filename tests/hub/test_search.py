@@ -13,7 +13,7 @@ from huggingface_hub import HfApi
 
 import focus_hf
 from focus_hf.adapter.save import save_adapter
-from focus_hf.hub import Found, HubError, search
+from focus_hf.hub import HubError, search
 from focus_hf.hub.info import adapter_info
 from focus_hf.local_hub import LocalHub
 from focus_hf.records import Evaluation, Results, save_results
@@ -159,7 +159,7 @@ def test_names_are_whole_in_a_narrow_terminal(hub, tmp_path):
         shown = run(hub, tmp_path, "search", columns="80").stdout
         assert name in shown.splitlines() and "ada/law-focus" in shown.splitlines()
         assert f"  base org/{'long-' * 15}base" in shown.splitlines()
-        assert "  base org/llama, K=4, k=1, perplexity +2.00 %" in shown.splitlines()
+        assert "  loses with 30 % of the pairs, 48 tokens: text +2.0 %" in shown.splitlines()
         assert "\x1b" not in shown and "NOUN" in shown
         shown = run(hub, tmp_path, "info", "ada/law-focus", columns="40").stdout
         commit = api.model_info("ada/law-focus").sha
@@ -171,7 +171,7 @@ def test_names_are_whole_in_a_narrow_terminal(hub, tmp_path):
 def test_search_and_info_on_the_command_line(hub, tmp_path):
     shown = run(hub, tmp_path, "search", "--base", "org/llama", "--sort", "perplexity")
     assert shown.returncode == 0, shown.stderr
-    assert shown.stdout.index("bob/med-focus") < shown.stdout.index("ada/law-focus") and "+2.00 %" in shown.stdout
+    assert shown.stdout.index("bob/med-focus") < shown.stdout.index("ada/law-focus") and "text +2.0 %" in shown.stdout
     rows = json.loads(run(hub, tmp_path, "search", "--group", "punctuation", "--json").stdout)
     assert [row["repo_id"] for row in rows] == ["ada/law-focus"]
     assert "No Focus adapter matches" in run(hub, tmp_path, "search", "--base", "org/none").stdout
@@ -245,30 +245,20 @@ def test_as_an_extension_of_hf(hub, tmp_path):
     assert failed.returncode == 1 and "does not exist" in failed.stderr
 
 
-def test_the_loss_at_a_quarter_of_the_pairs_is_what_the_card_says():
+def test_the_line_that_helps_to_choose():
+    """Base, size, loss by kind of text: as this package writes them into a card, and whatever else stands there."""
     from focus_hf.cli.find import _described
-    from focus_hf.hub.remote import read_model
-    from focus_hf.hub.search import _losses
+    from focus_hf.hub.remote import Hub, read_model
+    from focus_hf.hub.search import _read
 
-    rows = [("novel.txt", n, f"perplexity at {n} tokens, {mode}", value) for n, mode, value in (
-        (2048, "dense (base model)", 50.0), (2048, "Focus, pairs=0.25", 51.0), (2048, "Focus, pairs=0.4", 50.1),
-        (2048, "window and sinks, pairs=0.25", 60.0), (4096, "dense (base model)", 40.0),
-        (4096, "Focus, pairs=0.2", 44.0), (1024, "Focus, pairs=0.25", 1.0),
-    )]  # fmt: skip
-    results = [
-        {
-            "task": {"type": "text-generation"},
-            "dataset": {"name": text, "type": "text"},
-            "metrics": [{"type": "perplexity", "name": name, "value": value}],
-        }
-        for text, _, name, value in rows
-    ]
-    said = {"id": "org/x", "cardData": {"model-index": [{"name": "x", "results": results}]}}
-    assert _losses(read_model(said)) == {"novel": 2.0}
-    adapter = Found("org/x", "org/base", 64, 1, losses={"novel": 2.0, "plays": -0.52}, perplexity_change=1.0)
-    assert (
-        next(_described(adapter)) == "base org/base, K=64, k=1, at a quarter of the pairs novel +2.0 %, plays -0.5 %"
-    )
-    for odd in (7, [7], [{"name": 7, "results": [{"metrics": [{"name": "perplexity at 9 tokens"}]}]}]):
-        said["cardData"]["model-index"] = odd
-        assert _losses(read_model(said)) == {}
+    focus = {"num_groups": 64, "local_window": 32, "routing": "cells", "parameters": 640_000, "pairs": 0.2482}
+    focus |= {"context_length": 2048, "losses": {"novel.txt": 2.0, "plays.txt": -0.52}}
+    said = {"id": "org/x", "cardData": {"base_model": "org/base", "focus": focus}}
+    adapter = _read(read_model(said), Hub(HfApi()))
+    base, losses, _ = _described(adapter)
+    assert base == "base org/base, K=64, 640,000 parameters"
+    assert losses == "loses with 25 % of the pairs, 2,048 tokens: novel +2.0 %, plays -0.5 %"
+    for odd in (7, [7], {7: 1.0}, {"novel": "much"}, {"novel": float("nan")}, {"novel": {}}):
+        focus["losses"] = odd
+        adapter = _read(read_model(said), Hub(HfApi()))
+        assert adapter.losses == {} and len(list(_described(adapter))) == 2
