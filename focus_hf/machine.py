@@ -26,7 +26,6 @@ PACKAGES = (
     "safetensors",
     "accelerate",
     "datasets",
-    "flash-attn",
     "flash-attn-3",
     "flash-attn-4",
 )
@@ -56,7 +55,7 @@ def environment() -> dict[str, Any]:
         "packages": {name: version for name in PACKAGES if (version := _version(name))},
         "devices": devices,
         "kernels": {kernel.name: kernel.missing() or "available" for kernel in KERNELS}
-        | {"triton": triton_missing() or "for routing per head and caches by groups on CUDA"},
+        | {"triton": triton_missing() or "prompts and single tokens on CUDA"},
         "torch_flash": {name: _newer_flash(*which) for name, which in _NEWER_FLASH.items()},
     }
 

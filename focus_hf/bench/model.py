@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,9 @@ from .timing import interleaved
 
 #: Layers of the small Llama that is measured where no model is given.
 LAYERS = 4
+
+#: Tokens of a prompt that is not measured, before those that are.
+_WARM_UP = 512
 
 
 @torch.no_grad()
@@ -51,37 +57,31 @@ def bench_model(
     model = load_or_make(setting, base, adapter, device_map)
     layers = focus_layers(model)
     ids = _token_ids(model, setting, text, setting.length + new_tokens).to(device_of(model))
-    prompt = ids[:, : setting.length]
+    caches: dict[str, DynamicCache] = {}
+    attention: dict[str, Callable[[], AbstractContextManager[None]]] = {
+        "dense": partial(adapters_off, layers),
+        "focus": nullcontext,
+    }
 
-    def prefill(cache: DynamicCache | None = None) -> Any:
-        return model(input_ids=prompt, past_key_values=cache, use_cache=cache is not None, logits_to_keep=1)
-
-    def dense_prefill(cache: DynamicCache | None = None) -> Any:
-        with adapters_off(layers):
-            return prefill(cache)
-
-    name = adapter or base or "small Llama"
-    times = interleaved({"dense": dense_prefill, "focus": prefill}, setting.device, seconds=5, least=2, most=9)
-    measured = [Measurement("prefill", setting, times["dense"], times["focus"], baseline=name)]
-
-    caches = {"dense": DynamicCache(config=model.config), "focus": DynamicCache(config=model.config)}
-    dense_prefill(caches["dense"])
-    prefill(caches["focus"])
-    steps = {"dense": 0, "focus": 0}
+    def prefill(which: str, length: int = setting.length) -> None:
+        caches[which] = DynamicCache(config=model.config)
+        with attention[which]():
+            model(input_ids=ids[:, :length], past_key_values=caches[which], use_cache=True, logits_to_keep=1)
 
     def decode(which: str) -> None:
-        step = setting.length + steps[which] % new_tokens
-        steps[which] += 1
-        model(input_ids=ids[:, step : step + 1], past_key_values=caches[which], use_cache=True)
+        step = setting.length + (caches[which].get_seq_length() - setting.length) % new_tokens
+        with attention[which]():
+            model(input_ids=ids[:, step : step + 1], past_key_values=caches[which], use_cache=True)
 
-    def dense_decode() -> None:
-        with adapters_off(layers):
-            decode("dense")
+    def times(call: Callable[[str], None], least: int, most: int) -> dict[str, float]:
+        turns = {which: partial(call, which) for which in attention}
+        return interleaved(turns, setting.device, seconds=5, least=least, most=most, warm_up=False)
 
-    functions = {"dense": dense_decode, "focus": lambda: decode("focus")}
-    times = interleaved(functions, setting.device, seconds=5, least=new_tokens, most=new_tokens)
-    measured.append(Measurement("generate", setting, times["dense"], times["focus"], baseline=name))
-    return measured
+    for which in attention:  # compile, allocate
+        prefill(which, min(setting.length, _WARM_UP))
+    name = adapter or base or "small Llama"
+    found = {"prefill": times(prefill, 2, 9), "generate": times(decode, new_tokens + 1, new_tokens + 1)}
+    return [Measurement(kind, setting, ms["dense"], ms["focus"], baseline=name) for kind, ms in found.items()]
 
 
 def _token_ids(model: Any, setting: Setting, text: Path | None, length: int) -> Tensor:

@@ -19,7 +19,12 @@ STEPS = ("plan", "gather", "groups", "window", "merge")
 
 
 def interleaved(
-    functions: Mapping[str, Callable[[], Any]], device: str, seconds: float, least: int = 5, most: int = 50
+    functions: Mapping[str, Callable[[], Any]],
+    device: str,
+    seconds: float,
+    least: int = 5,
+    most: int = 50,
+    warm_up: bool = True,
 ) -> dict[str, float]:
     """Median milliseconds of each function; they take turns until the time is used up.
 
@@ -28,9 +33,10 @@ def interleaved(
         device: synchronised around each call.
         seconds: time to spend, at least ``least`` rounds.
         least, most: bounds on the number of rounds.
+        warm_up: a first round is not counted.
     """
     times: dict[str, list[float]] = {name: [] for name in functions}
-    for function in functions.values():  # compile, allocate
+    for function in functions.values() if warm_up else ():  # compile, allocate
         function()
     begin = time.perf_counter()
     while len(next(iter(times.values()))) < most:

@@ -15,7 +15,7 @@ from ..records.ruler import ruler_tables
 from ..templates import template_folder
 from .summary import span, speed, weights
 
-#: How a card's reader gets this package, in a shell; docs/releasing.md says when it becomes `pip install focus-hf`.
+#: How a card's reader gets this package, in a shell; RELEASING.md says when it becomes `pip install focus-hf`.
 INSTALL = "pip install .  # in a clone of focus_hf, which is not on the package index yet"
 
 #: The package's own.

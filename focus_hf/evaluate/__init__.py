@@ -6,7 +6,7 @@ from .figures import position_figure, quality_figure, retrieval_figure, ruler_fi
 from .modes import MODES, OPPONENTS, Mode, at_share, attending, list_modes
 from .perplexity import SlidingWindows, attended_share, perplexity, position_curve, token_losses
 from .quality import QualityRow, measure_quality, quality_table
-from .retrieval import Probe, RetrievalRow, probe_retrieval
+from .retrieval import Haystack, RetrievalRow, probe_retrieval
 from .ruler import RulerPlan, RulerRow, measure_ruler
 from .run import EvaluationPlan, TokenText, evaluate
 
@@ -16,8 +16,8 @@ __all__ = [
     "CodePlan",
     "CodeRow",
     "EvaluationPlan",
+    "Haystack",
     "Mode",
-    "Probe",
     "QualityRow",
     "RetrievalRow",
     "RulerPlan",

@@ -1,21 +1,24 @@
 """A probe of long-range retrieval: does the model find what was said far back?
 
-A random key and its value are hidden in ordinary text; at the end the key is repeated and the value asked for. Small
+Random keys with their values are hidden in ordinary text; after it a key is repeated and the value asked for. Small
 models rarely spell the value out, but even they predict it better when it was there, so beside exact answers the probe
-measures the information gained: how many nats per token the value costs less with the needle than without it.
+measures the information gained: how many nats per token a value costs less than one that was never there.
+
+A text is read once, and each of its needles asked for after a copy of its cache: reading is what takes the time.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 from .modes import OPPONENTS, Mode, attending, device_of
-from .perplexity import token_losses
 from .quality import focus_share, matched
 
 
@@ -26,11 +29,11 @@ class RetrievalRow:
     Args:
         mode, top_k, width, budget: see `QualityRow`.
         length: tokens of each prompt with its answer.
-        depth: where the needle was, 0 (start) to 1 (end).
-        gain: nats per value token by which the needle helped; 0 is nothing retrieved.
-        exact: share of prompts whose whole value was the model's first choice, token by token.
+        depth: the part of the text over which the needles stand, from its start: 0 to 1.
+        gain: nats per value token by which it helped that the needle was there; 0 is nothing retrieved.
+        exact: share of needles whose whole value was the model's first choice, token by token.
         loss: nats per value token with the needle.
-        trials: prompts.
+        trials: needles.
     """
 
     mode: str
@@ -49,58 +52,70 @@ class RetrievalRow:
 
 
 @dataclass(frozen=True)
-class Probe:
-    """Prompts ``(trials, length)`` that end in a key and its value, with and without the needle before."""
+class Haystack:
+    """A text with needles, and what is asked after it.
 
+    Args:
+        text: token ids ``(T,)``.
+        present: needles that are in it, each a key and its value: ``(n, key + value tokens)``.
+        absent: as many that are not.
+        key_tokens: of each.
+    """
+
+    text: Tensor
     present: Tensor
     absent: Tensor
-    value_tokens: int
+    key_tokens: int
 
     @classmethod
     def make(
         cls,
         ids: Tensor,
         length: int,
-        depth: float,
-        trials: int,
+        needles: int,
         *,
+        depth: float = 0.5,
         key_tokens: int = 8,
         value_tokens: int = 8,
         seed: int = 0,
-    ) -> Probe:
-        """Hide needles in a text.
+    ) -> Haystack:
+        """Hide needles in a text, evenly.
 
         Keys and values are random tokens of the text itself, so that any tokenizer and language will do.
 
         Args:
             ids: token ids ``(n,)`` of an ordinary text, the hay.
-            length: tokens of each prompt.
-            depth: where the needle goes, 0 to 1.
-            trials: prompts.
+            length: tokens of text and question.
+            needles: how many.
+            depth: the part of the text that they are in, from its start: 0 to 1.
             key_tokens, value_tokens: of each needle.
             seed: of the choices.
 
         Raises:
-            ValueError: the text or the prompts are too short.
+            ValueError: the text or the length is too short.
         """
-        needle = key_tokens + value_tokens
-        if length < 2 * needle + 2:
-            raise ValueError(f"A retrieval prompt needs at least {2 * needle + 2} tokens, got length {length}.")
-        hay = length - 2 * needle
+        each = key_tokens + value_tokens
+        hay = length - (needles + 1) * each
+        if hay < needles + 1:
+            raise ValueError(
+                f"{needles} needles and a question of {each} tokens need {(needles + 1) * (each + 1)} tokens, got "
+                f"length {length}."
+            )
         if ids.numel() < hay:
             raise ValueError(f"The text has {ids.numel()} tokens, but a prompt of {length} needs {hay}.")
         generator = torch.Generator().manual_seed(seed)
         vocabulary = ids.unique()
-        present, absent = [], []
-        for _ in range(trials):
-            start = int(torch.randint(ids.numel() - hay + 1, (), generator=generator))
-            text = ids[start : start + hay]
-            chosen = vocabulary[torch.randint(vocabulary.numel(), (2 * needle,), generator=generator)]
-            pair, other = chosen[:needle], chosen[needle:]
-            cut = round(depth * hay)
-            present.append(torch.cat([text[:cut], pair, text[cut:], pair]))
-            absent.append(torch.cat([text[:cut], other, text[cut:], pair]))
-        return cls(torch.stack(present), torch.stack(absent), value_tokens)
+        start = int(torch.randint(ids.numel() - hay + 1, (), generator=generator))
+        chosen = vocabulary[torch.randint(vocabulary.numel(), (2 * needles, each), generator=generator)]
+        present, absent = chosen.split(needles)
+        cuts = [round(depth * hay * (place + 0.5) / needles) for place in range(needles)]
+        stretches = ids[start : start + hay].tensor_split(cuts)
+        parts = [stretches[0], *(part for pair in zip(present, stretches[1:], strict=True) for part in pair)]
+        return cls(torch.cat(parts), present, absent, key_tokens)
+
+
+#: Needles in one text, at most.
+_TOGETHER = 16
 
 
 @torch.no_grad()
@@ -110,43 +125,51 @@ def probe_retrieval(
     lengths: Sequence[int],
     modes: Sequence[Mode],
     *,
-    depth: float = 0.1,
+    depth: float = 0.5,
     trials: int = 16,
-    batch_size: int = 4,
     seed: int = 0,
 ) -> list[RetrievalRow]:
-    """Run the probe at growing lengths; every mode answers the same prompts.
+    """Run the probe at growing lengths; every mode answers the same questions.
 
     Args:
         model: with an active Focus adapter.
         ids: token ids ``(n,)`` of an ordinary text.
-        lengths: tokens per prompt.
-        modes: see `list_modes`.
-        depth, trials, seed: see `Probe.make`.
-        batch_size: prompts at a time.
+        lengths: tokens of text and question.
+        modes: see `list_modes`; soft attention, which looks at whole sequences, is left out.
+        depth, seed: see `Haystack.make`.
+        trials: needles; up to 16 in one text, fewer in a short one.
     """
     rows = []
     for length in lengths:
-        probe = Probe.make(ids, length, depth, trials, seed=seed)
+        together = min(trials, _TOGETHER, max(1, length // 64))
+        counts = [min(together, trials - first) for first in range(0, trials, together)]
+        texts = [Haystack.make(ids, length, n, depth=depth, seed=seed + i) for i, n in enumerate(counts)]
         for mode in modes:
+            if mode.name == "soft":
+                continue
             if mode.name in OPPONENTS and mode.width is None:
-                mode = matched(mode, focus_share(model, mode, probe.present), length)
-            with attending(model, mode, probe.present):
-                with_needle = token_losses(model, probe.present, batch_size)[:, -probe.value_tokens :]
-                without = token_losses(model, probe.absent, batch_size)[:, -probe.value_tokens :]
-                exact = _exact(model, probe, batch_size)
-            loss = with_needle.mean().item()
-            gain = without.mean().item() - loss
-            found = (length, depth, gain, exact, loss, trials)
+                mode = matched(mode, focus_share(model, mode, texts[0].text[None]), length)
+            with attending(model, mode, texts[0].text[None]):
+                loss, exact, without = torch.cat([_ask(model, text) for text in texts]).mean(dim=0).tolist()
+            found = (length, depth, without - loss, exact, loss, trials)
             rows.append(RetrievalRow(mode.name, mode.top_k, *found, mode.width, mode.budget))
     return rows
 
 
-def _exact(model: nn.Module, probe: Probe, batch_size: int) -> float:
-    """Share of prompts whose every value token is the most likely one."""
-    right = 0
-    for batch in probe.present.split(batch_size):
-        logits = model(input_ids=batch.to(device_of(model)), use_cache=False).logits
-        guesses = logits[:, -probe.value_tokens - 1 : -1].argmax(dim=-1).cpu()
-        right += int((guesses == batch[:, -probe.value_tokens :]).all(dim=-1).sum())
-    return right / probe.present.shape[0]
+def _ask(model: Any, hay: Haystack) -> Tensor:
+    """Of each needle the nats per value token, whether all are the likeliest, and the nats of one that is not there.
+
+    Returns:
+        float32 ``(n, 3)``.
+    """
+    device = device_of(model)
+    read = model(input_ids=hay.text[None].to(device), use_cache=True, logits_to_keep=1).past_key_values
+
+    def answer(needle: Tensor) -> tuple[float, float]:
+        asked = needle[None].to(device)
+        logits = model(input_ids=asked, past_key_values=copy.deepcopy(read), use_cache=True).logits[0]
+        predicted, value = logits[hay.key_tokens - 1 : -1].float(), asked[0, hay.key_tokens :]
+        return cross_entropy(predicted, value).item(), float((predicted.argmax(dim=-1) == value).all())
+
+    pairs = zip(hay.present, hay.absent, strict=True)
+    return torch.tensor([(*answer(present), answer(absent)[0]) for present, absent in pairs])

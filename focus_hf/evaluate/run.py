@@ -189,8 +189,6 @@ def _probe(
     rows = []
     for length in plan.retrieval:
         for mode in modes:
-            rows += probe_retrieval(
-                model, ids, [length], [mode], trials=plan.trials, batch_size=plan.batch_size, seed=plan.seed
-            )
+            rows += probe_retrieval(model, ids, [length], [mode], trials=plan.trials, seed=plan.seed)
             tick(f"retrieval, {length} tokens: {mode}")
     return [row.to_dict() for row in rows]

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from focus_hf.attention import KERNELS, Pattern, Problem, Scores, find_kernel, kernel_named
 from focus_hf.attention.kernels import Call, Reference, Rows
-from focus_hf.attention.kernels import flash as flash_module
-from focus_hf.attention.kernels.flash import FlashAttn2, HubFlash, TorchFlash
+from focus_hf.attention.kernels.flash import TorchFlash
 from focus_hf.attention.prompt import grouped_focus_attention
 from tests.attention.cases import shared_who
 
@@ -174,39 +173,16 @@ def aten_backward(
     return played_backward(g, q, k, v, o, lse, cu_q, cu_k, max_q, max_k, scale, causal, window)
 
 
-def package_forward(
-    q, k, v, cu_q, cu_k, max_q, max_k, dropout_p, softmax_scale, causal, window_size_left=-1, window_size_right=-1
-):
-    window = (window_size_left, window_size_right)
-    return (*played_forward(q, k, v, cu_q, cu_k, max_q, max_k, softmax_scale, causal, window), None, None)
+PLAYED = SimpleNamespace(_flash_attention_forward=aten_forward, _flash_attention_backward=aten_backward)
 
 
-def package_backward(
-    g, q, k, v, o, lse, dq, dk, dv, cu_q, cu_k, max_q, max_k, dropout_p, softmax_scale, causal, window_size_left,
-    window_size_right, softcap, alibi_slopes, deterministic,
-):  # fmt: skip
-    window = (window_size_left, window_size_right)
-    gradients = played_backward(g, q, k, v, o, lse, cu_q, cu_k, max_q, max_k, softmax_scale, causal, window)
-    for out, gradient in zip((dq, dk, dv), gradients, strict=True):
-        out.copy_(gradient)
-
-
-PLAYED = {
-    TorchFlash: SimpleNamespace(_flash_attention_forward=aten_forward, _flash_attention_backward=aten_backward),
-    FlashAttn2: SimpleNamespace(
-        _flash_attn_varlen_forward=package_forward, _flash_attn_varlen_backward=package_backward
-    ),
-}
-
-
-@pytest.mark.parametrize("kind", PLAYED)
 @settings(max_examples=25, deadline=None)
 @given(data=st.data(), rows=rows_of_calls, exclude=st.booleans())
-def test_flash_attention_is_called_as_it_wants(kind, data, rows, exclude):
+def test_flash_attention_is_called_as_it_wants(data, rows, exclude):
     """Offsets, layouts, head sizes and windows; no GPU is needed to get these wrong."""
     tensors, call = make_call(data, rows, exclude=exclude, dtype=torch.float32, head_dim=12)
-    kernel = kind()
-    kernel._interface = lambda: PLAYED[kind]
+    kernel = TorchFlash()
+    kernel._interface = lambda: PLAYED
     output, lse = kernel.forward(*tensors, call)
     expected, expected_lse = by_row(Reference(), tensors, call)
     torch.testing.assert_close(output, expected, rtol=1e-4, atol=1e-5)
@@ -217,17 +193,6 @@ def test_flash_attention_is_called_as_it_wants(kind, data, rows, exclude):
     wanted = torch.autograd.grad(by_row(Reference(), leaves, call)[0], leaves, grad)
     for mine, other in zip(gradients, wanted, strict=True):
         torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-5)
-
-
-def test_the_hub_kernel_is_loaded_only_when_named(monkeypatch):
-    loaded = []
-    module = SimpleNamespace(flash_attn_interface=PLAYED[FlashAttn2])
-    fake = SimpleNamespace(get_kernel=lambda name: loaded.append(name) or module)
-    monkeypatch.setattr(flash_module.importlib, "import_module", lambda name: {"kernels": fake}[name])
-    kernel = HubFlash()
-    assert kernel.only_when_named and not loaded
-    assert kernel._interface() is PLAYED[FlashAttn2] and kernel._interface() is PLAYED[FlashAttn2]
-    assert loaded == [flash_module.HUB_KERNEL]
 
 
 # -- choosing --------------------------------------------------------------------------------------------------------

@@ -76,20 +76,17 @@ def test_info_names_the_kernel_in_use():
 
 def test_info_says_which_flash_attention_there_is_and_how_to_get_it(tmp_path, monkeypatch):
     missing = environment()
-    assert missing["kernels"]["flash-attn-2"] == "flash-attn is not installed (pip install 'focus-hf[flash]')"
     assert missing["torch_flash"]["FlashAttention 4"].endswith("(pip install 'focus-hf[flash4]')")
     for package, version in (("flash_attn_3", "3.0.0"), ("flash_attn_4", "4.0.0b36")):
         (tmp_path / f"{package}-{version}.dist-info").mkdir()
         (tmp_path / f"{package}-{version}.dist-info" / "METADATA").write_text(f"Name: {package}\nVersion: {version}\n")
-    (tmp_path / "flash_attn" / "cute").mkdir(parents=True)  # flash-attn-4 brings this, and flash-attn does too
     monkeypatch.syspath_prepend(str(tmp_path))
     found = environment()
     assert found["packages"]["flash-attn-4"] == "4.0.0b36"
     on = 'flash-attn-4 4.0.0b36: torch.nn.attention.activate_flash_attention_impl("FA4") turns it on'
     assert found["torch_flash"]["FlashAttention 4"] == on
-    assert found["kernels"]["flash-attn-2"] == missing["kernels"]["flash-attn-2"]
     extras = tomllib.loads(Path("pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert extras["flash"] == ["flash-attn>=2.7"] and extras["flash4"][0].startswith("flash-attn-4>=4")
+    assert extras["flash4"][0].startswith("flash-attn-4>=4")
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from focus_hf.adapter import FocusConfig, focus_layers
 from focus_hf.adapter.save import save_adapter
-from focus_hf.evaluate import Mode, Probe, list_modes, perplexity, probe_retrieval, token_losses
+from focus_hf.evaluate import Haystack, Mode, list_modes, perplexity, probe_retrieval, token_losses
 from focus_hf.evaluate.command import add_to_adapter
 from focus_hf.hub import load_adapted
 from focus_hf.records import load_results
@@ -89,7 +89,6 @@ def test_eval_as_json_on_the_screen(adapter, tiny):
     assert [(row["length"], row["mode"]) for row in document["retrieval"]] == [
         (64, "dense"),
         (64, "local"),
-        (64, "soft"),
         (64, "hard"),
         (64, "hard"),
     ]
@@ -207,13 +206,15 @@ class Copier(nn.Module):
         super().__init__()
         self.model, self.reach = model, reach
 
-    def forward(self, input_ids, **kwargs):
-        answer = self.model(input_ids=input_ids, **kwargs)
-        for row, ids in enumerate(input_ids.tolist()):
-            for i in range(len(ids)):
-                for j in range(max(0, i - self.reach), i):
-                    if ids[j] == ids[i] and i > 8 and ids[j - 3 : j] == ids[i - 3 : i]:
-                        answer.logits[row, i, ids[j + 1]] += 100.0
+    def forward(self, input_ids, past_key_values=None, logits_to_keep=0, **kwargs):
+        answer = self.model(input_ids=input_ids, past_key_values=past_key_values, **kwargs)
+        ids = getattr(past_key_values, "seen_ids", []) + input_ids[0].tolist()
+        answer.past_key_values.seen_ids = ids  # a copy of the cache takes it along
+        first = len(ids) - input_ids.shape[1]
+        for i in range(max(first, 9), len(ids)):
+            for j in range(max(0, i - self.reach), i):
+                if ids[j] == ids[i] and ids[j - 3 : j] == ids[i - 3 : i]:
+                    answer.logits[0, i - first, ids[j + 1]] += 100.0
         return answer
 
 
@@ -223,36 +224,41 @@ def test_the_probe_tells_who_remembers_from_who_does_not():
     rows = {}
     for reach in (40, 200):
         copier = Copier(model, reach)
-        (rows[reach],) = probe_retrieval(copier, ids, [120], [Mode("dense")], trials=3)
+        (rows[reach],) = probe_retrieval(copier, ids, [160], [Mode("dense"), Mode("soft")], trials=3)
     assert rows[200].exact == 1.0 and rows[200].gain > 2.0 and rows[200].loss < 0.1
     assert rows[40].exact == 0.0 and abs(rows[40].gain) < 0.5
-    assert rows[200].length == 120 and rows[200].trials == 3
+    assert rows[200].length == 160 and rows[200].trials == 3
 
 
-def test_the_probe_hides_what_it_says():
+def test_the_probe_hides_what_it_asks_for():
     ids = token_ids(batch=1, length=600)[0]
-    probe = Probe.make(ids, 100, depth=0.25, trials=5, key_tokens=4, value_tokens=6)
-    assert probe.present.shape == probe.absent.shape == (5, 100)
-    cut = round(0.25 * 80)
-    assert torch.equal(probe.present[:, cut : cut + 10], probe.present[:, -10:])
-    assert torch.equal(probe.absent[:, -10:], probe.present[:, -10:])
-    assert not torch.equal(probe.absent[:, cut : cut + 10], probe.absent[:, -10:])
-    assert torch.equal(probe.present[:, cut + 10 :], probe.absent[:, cut + 10 :])
-    again = Probe.make(ids, 100, depth=0.25, trials=5, key_tokens=4, value_tokens=6)
-    assert torch.equal(again.present, probe.present)
-    with pytest.raises(ValueError, match="at least 34 tokens, got length 20"):
-        Probe.make(ids, 20, 0.5, 1)
+    hay = Haystack.make(ids, 200, 5, depth=0.5, key_tokens=4, value_tokens=6)
+    assert hay.text.shape == (190,) and hay.present.shape == hay.absent.shape == (5, 10)
+    windows = hay.text.unfold(0, 10, 1)
+    places = [int((windows == needle).all(dim=-1).nonzero()) for needle in hay.present]
+    gaps = {b - a for a, b in zip(places, places[1:], strict=False)}
+    assert places[0] == 7 and gaps == {24}  # 70 tokens, half of the hay, with 5 needles in between
+    assert not any(bool((windows == needle).all(dim=-1).any()) for needle in hay.absent)
+    rest = torch.ones(190, dtype=torch.bool)
+    for place in places:
+        rest[place : place + 10] = False
+    assert bool((ids.unfold(0, 140, 1) == hay.text[rest]).all(dim=-1).any())  # the text itself, in its order
+    again = Haystack.make(ids, 200, 5, depth=0.5, key_tokens=4, value_tokens=6)
+    assert torch.equal(again.text, hay.text) and torch.equal(again.present, hay.present)
+    with pytest.raises(ValueError, match="1 needles and a question of 16 tokens need 34 tokens, got length 20"):
+        Haystack.make(ids, 20, 1)
     with pytest.raises(ValueError, match="The text has 10 tokens, but a prompt of 100 needs 68"):
-        Probe.make(ids[:10], 100, 0.5, 1)
+        Haystack.make(ids[:10], 100, 1)
 
 
 def test_the_probe_sees_what_a_mode_attends_to():
     """A needle out of the window is nothing to local attention: the gain is what is left through the layers."""
     model, ids = focus_model("llama", top_k=4), token_ids(batch=1, length=600)[0]
-    rows = probe_retrieval(model, ids, [200], list_modes(["dense", "local", "hard"], [4]), trials=4)
-    dense, local, everything = rows
+    dense, local, everything = probe_retrieval(
+        model, ids, [200], list_modes(["dense", "local", "hard"], [4]), trials=4
+    )
     assert everything.gain == pytest.approx(dense.gain, abs=1e-4)
-    assert abs(local.gain) < abs(dense.gain)  # three layers of eight tokens reach 24 far, the needle is 150 away
+    assert abs(local.gain) < abs(dense.gain)  # three layers of eight tokens reach 24 far, the needles are farther
 
 
 def test_benchmarks_of_a_local_task_file(adapter, tmp_path):

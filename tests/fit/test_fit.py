@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -293,3 +294,21 @@ def test_the_command(tiny, tmp_path):
     )
     one, other = (load_file(tmp_path / name / "adapter_model.safetensors") for name in ("a", "b"))
     assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_its_speed_is_measured_on_a_text_at_shares(fitted, tiny, tmp_path):
+    result, _ = fitted
+    folder = shutil.copytree(result.folder, tmp_path / "a")
+    flags = ["--what", "model", "--adapter", folder, "--base", tiny / "base", "--text", tiny / "held_out.txt"]
+    bench = ["bench", *map(str, [*flags, "--lengths", "64,128", "--write", "--pairs"])]
+    done = CliRunner().invoke(app, [*bench, "0.9,0.5"])
+    assert done.exit_code == 0, done.output
+    speed = load_results(folder).speed
+    assert [(row["what"], row["length"], row["pairs"]) for row in speed] == [
+        (what, length, share) for length, share in ((64, 0.9), (128, 0.5)) for what in ("prefill", "generate")
+    ]
+    assert all(row["dense_ms"] > 0 and row["focus_ms"] > 0 for row in speed)
+    for wrong, said in (("1,1,1", "2 settings and 3 shares"), ("2", "above 0 and at most 1"), ("x", "got 'x'")):
+        assert said in str(CliRunner().invoke(app, [*bench, wrong]).exception)
+    without = CliRunner().invoke(app, ["bench", "--pairs", "0.5"]).exception
+    assert "--text and --pairs are for an adapter" in str(without)

@@ -37,8 +37,8 @@ cuda_kernels = pytest.mark.parametrize(
 
 
 def usable(kernel, query, value):
-    if kernel.only_when_named or kernel.missing() or kernel.unsupported(query, value):
-        pytest.skip(f"{kernel.name}: {kernel.missing() or kernel.unsupported(query, value) or 'only when named'}")
+    if kernel.missing() or kernel.unsupported(query, value):
+        pytest.skip(f"{kernel.name}: {kernel.missing() or kernel.unsupported(query, value)}")
     return kernel
 
 

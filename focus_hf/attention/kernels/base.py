@@ -105,9 +105,6 @@ class Kernel(ABC):
     #: Calls have exactly one row: gathered and computed one after the other, rows stay in a CPU's caches.
     one_row_at_a_time: ClassVar[bool] = False
 
-    #: Never chosen by itself.
-    only_when_named: ClassVar[bool] = False
-
     @abstractmethod
     def missing(self) -> str | None:
         """Why this backend cannot run on this machine, in a few words; ``None`` if it can."""

@@ -8,11 +8,11 @@ from torch import Tensor
 
 from .base import Kernel
 from .cpu import CpuFlash
-from .flash import FlashAttn2, HubFlash, TorchFlash
+from .flash import TorchFlash
 from .reference import Reference
 
 #: All backends, best first.
-KERNELS: tuple[Kernel, ...] = (FlashAttn2(), HubFlash(), TorchFlash(), CpuFlash(), Reference())
+KERNELS: tuple[Kernel, ...] = (TorchFlash(), CpuFlash(), Reference())
 
 
 def kernel_named(name: str) -> Kernel:
@@ -31,11 +31,7 @@ def kernel_named(name: str) -> Kernel:
 
 def find_kernel(query: Tensor, value: Tensor) -> Kernel:
     """The best backend for tensors like these, ``(..., D)`` and ``(..., D_v)``."""
-    return next(
-        kernel
-        for kernel in KERNELS
-        if not kernel.only_when_named and kernel.unsupported(query, value) is None and _is_there(kernel)
-    )
+    return next(kernel for kernel in KERNELS if kernel.unsupported(query, value) is None and _is_there(kernel))
 
 
 @functools.cache
