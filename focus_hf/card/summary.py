@@ -134,7 +134,7 @@ def weights(results: Results | None) -> str:
 
 
 def _ratio(row: Mapping[str, Any]) -> str:
-    pairs = f" and {100 * float(row['pairs']):.0f} % of the pairs" if row.get("pairs") is not None else ""
+    pairs = f" ({100 * float(row['pairs']):.0f} % of the pairs)" if row.get("pairs") is not None else ""
     return f"{row['dense_ms'] / row['focus_ms']:.2f} at {int(row['length']):,} tokens{pairs}"
 
 
