@@ -33,15 +33,10 @@ class TorchFlash(Kernel):
             return "heads are too wide"
         return None
 
-    def _interface(self) -> Any:
-        return torch.ops.aten
-
     def _forward(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Result:
         head_dim = -(-query.shape[-1] // 8) * 8
         q, k, v = (pad_heads(x, head_dim).contiguous() for x in (query, key, value))
-        output, lse, *_ = self._interface()._flash_attention_forward(
-            *(q, k, v, *_lengths(call), 0.0), *(_causal(call), False), scale=call.scale, **_window(call)
-        )
+        output, lse = self._varlen_forward(q, k, v, call, _window(call))
         return output[..., : value.shape[-1]], lse.T
 
     def _backward(
@@ -51,12 +46,29 @@ class TorchFlash(Kernel):
         g, q, k, v, o = (
             pad_heads(x.to(query.dtype), head_dim).contiguous() for x in (grad, query, key, value, output)
         )
-        no_dropout = torch.zeros(2, dtype=torch.uint64, device=q.device), torch.empty(0, device=q.device)
-        tensors = g, q, k, v, o, lse.float().T.contiguous()
-        dq, dk, dv = self._interface()._flash_attention_backward(
-            *(*tensors, *_lengths(call), 0.0), *(_causal(call), *no_dropout), scale=call.scale, **_window(call)
-        )
+        dq, dk, dv = self._varlen_backward(g, q, k, v, o, lse.float().T.contiguous(), call, _window(call))
         return dq[..., : query.shape[-1]], dk[..., : key.shape[-1]], dv[..., : value.shape[-1]]
+
+    def _interface(self) -> Any:
+        return torch.ops.aten
+
+    def _varlen_forward(self, q: Tensor, k: Tensor, v: Tensor, call: Call, window: tuple[int, int]) -> Result:
+        """Output ``(Tq, H, D)`` and logsumexp ``(H, Tq)``."""
+        arguments = (q, k, v, *_lengths(call), 0.0, window == (-1, 0), False)
+        output, lse, *_ = self._interface()._flash_attention_forward(
+            *arguments, scale=call.scale, window_size_left=window[0], window_size_right=window[1]
+        )
+        return output, lse
+
+    def _varlen_backward(
+        self, g: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, call: Call, window: tuple[int, int]
+    ) -> Gradients:
+        """Gradients, from output ``(Tq, H, D)`` and logsumexp ``(H, Tq)`` of the whole attention."""
+        no_dropout = torch.zeros(2, dtype=torch.uint64, device=q.device), torch.empty(0, device=q.device)
+        arguments = (g, q, k, v, o, lse, *_lengths(call), 0.0, window == (-1, 0), *no_dropout)
+        return self._interface()._flash_attention_backward(
+            *arguments, scale=call.scale, window_size_left=window[0], window_size_right=window[1]
+        )
 
 
 def _lengths(call: Call) -> tuple[Tensor, Tensor, int, int]:
@@ -65,12 +77,8 @@ def _lengths(call: Call) -> tuple[Tensor, Tensor, int, int]:
     return rows.cu_queries, rows.cu_keys, rows.longest_query, rows.longest_key
 
 
-def _causal(call: Call) -> bool:
-    """A window says more, and makes it needless."""
-    return call.causal and call.window is None
-
-
-def _window(call: Call) -> dict[str, int]:
+def _window(call: Call) -> tuple[int, int]:
     """Keys seen to the left and to the right; -1 for all."""
-    left = -1 if call.window is None or not call.causal else call.window
-    return {"window_size_left": left, "window_size_right": 0 if call.causal else -1}
+    if not call.causal:
+        return -1, -1
+    return (-1 if call.window is None else call.window), 0
