@@ -102,9 +102,8 @@ def cell_log_shares(queries: Tensor, router: CellRouter) -> tuple[Tensor, Tensor
 def _scores(queries: Tensor, router: CellRouter) -> tuple[Tensor, Tensor]:
     """What queries give cells, float32 or float64 ``(B, H_kv, Q, K, bands)``, and "near", ``(B, H_kv, Q, 1)``."""
     kv_heads, size = router.query_projection.shape[:2]
-    x = (
-        at_least_float32(queries).unflatten(1, (kv_heads, -1)).permute(1, 0, 3, 2, 4)
-    )  # the query heads of a key head side by side
+    # The query heads of a key head side by side.
+    x = at_least_float32(queries).unflatten(1, (kv_heads, -1)).permute(1, 0, 3, 2, 4)
     with without_autocast(queries.device.type):
         by = torch.cat([router.query_projection, router.band_projection], dim=1).to(x)
         both = torch.bmm(x.reshape(kv_heads, -1, by.shape[2]), by.transpose(1, 2))
