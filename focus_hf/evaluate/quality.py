@@ -27,6 +27,8 @@ class QualityRow:
         top_k: groups per token in hard mode; of the Focus row that an opponent is compared with; else ``None``.
         perplexity: ``exp`` of the mean loss per predicted token.
         pairs: share of the possible query-key pairs that routed layers attend to, 0 to 1.
+        loaded: share of the keys that routed layers load for them, once for all query heads of a key head: more than
+            ``pairs`` where each of these chooses for itself.
         positions: mean loss by position, see `position_curve`.
         width: see `Mode`.
         budget: see `Mode`.
@@ -52,6 +54,7 @@ class QualityRow:
     stderr: float | None = None
     budget: str | None = None
     scoring: dict[str, float] | None = None
+    loaded: float | None = None
 
     def __str__(self) -> str:
         return str(Mode(self.mode, self.top_k, self.width, self.budget))
@@ -113,9 +116,10 @@ def measure_quality(
             with observe_routing(model, _count_members(members)):
                 losses = token_losses(model, text.windows, batch_size)
             if counted is not None:
-                pairs = counted.share
+                pairs, loaded = counted.share, counted.loaded_share
             else:
                 pairs = 1.0 if mode.name in ("dense", "soft") else attended_share(model, text.windows[:_COUNTED])
+                loaded = pairs  # all query heads of a key head read the same
         shares = [counts / counts.sum() for counts in members.values()] if mode.name == "hard" else []
         if mode.name == "dense":
             dense = losses
@@ -137,6 +141,7 @@ def measure_quality(
             stderr,
             mode.budget,
             scoring_of(mode, text.windows.shape[1]),
+            loaded,
         )
 
 

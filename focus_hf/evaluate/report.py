@@ -31,7 +31,7 @@ def _quality(evaluation: Evaluation) -> Table:
     columns = ["attention", "perplexity", "to dense", "pairs attended", "copies", "rest", "largest group"]
     opposed = any(row.get("scoring") for row in evaluation.rows)
     if opposed:
-        columns.insert(4, "choosing")
+        columns[4:4] = ["keys loaded", "choosing"]
     table = _table(title, *columns)
     dense = evaluation.perplexity("dense")
     for row in evaluation.rows:
@@ -39,7 +39,8 @@ def _quality(evaluation: Evaluation) -> Table:
         largest = row.get("largest_group")
         shown = "" if largest is None else f"{100 * largest:.1f} %"
         losses = ["" if (loss := row.get(name)) is None else f"{loss:.3f}" for name in ("copies", "rest")]
-        choosing = [_choosing(row.get("scoring"))] if opposed else []
+        loaded = "" if row.get("loaded") is None else f"{100 * row['loaded']:.0f} %"
+        choosing = [loaded, _choosing(row.get("scoring"))] if opposed else []
         pairs = f"{100 * row['pairs']:.0f} %"
         table.add_row(_name(row), f"{row['perplexity']:.2f}", change, pairs, *choosing, *losses, shown)
     if evaluation.copies:

@@ -75,7 +75,8 @@ class Evaluation:
         rows: one mapping a line: ``mode`` (dense, local, soft, hard, or one of `OPPONENTS`), ``top_k``, ``budget`` (of
             an adapter that has several, by its share of pairs), ``width`` (of an opponent: of the window that reads
             as many keys), ``perplexity``, ``excess`` and ``stderr`` (nats per token above dense, and the standard
-            error of that over windows), ``pairs`` (share of possible pairs that routed layers attend to), ``scoring``
+            error of that over windows), ``pairs`` (share of possible pairs that routed layers attend to), ``loaded``
+            (share of the keys that are loaded for them, once for all query heads of a key head), ``scoring``
             (of an opponent, what choosing costs beside them: ``products`` and ``bytes``, as shares of dense
             attention's), ``positions`` (loss by position), ``copies`` and ``rest`` (loss in nats on tokens that were
             seen before, out of the window only, and on all others).
@@ -102,10 +103,13 @@ class Evaluation:
 
     def __post_init__(self) -> None:
         for row in self.rows:
-            for name in ("perplexity", "pairs"):
-                if not is_number(row[name]) or row[name] < 0 or (name == "perplexity" and not row[name]):
+            for name in ("perplexity", "pairs", "loaded"):
+                value = row.get(name) if name == "loaded" else row[name]
+                if value is None and name == "loaded":  # not in older files
+                    continue
+                if not is_number(value) or value < 0 or (name == "perplexity" and not value):
                     raise ValueError(
-                        f"Results: {name} of mode {shown(row['mode'])} is {shown(row[name])}; measure it again."
+                        f"Results: {name} of mode {shown(row['mode'])} is {shown(value)}; measure it again."
                     )
 
     @property

@@ -77,7 +77,8 @@ def test_every_row_of_focus_has_its_opponents_at_equal_pairs_beside_it():
     ]
     for top_k in (1, 2):
         focus, window, quest = (row for row in rows if row.top_k == top_k)
-        assert focus.width is None and focus.scoring is None
+        assert focus.width is None and focus.scoring is None and focus.loaded == focus.pairs
+        assert window.loaded == window.pairs and quest.loaded >= quest.pairs
         for row in (window, quest):
             assert row.pairs == pytest.approx(focus.pairs, abs=1 / 80) and row.width == window.width
         assert window.scoring == {"products": 0.0, "bytes": 0.0} and quest.scoring["products"] == 1 / 16

@@ -317,6 +317,10 @@ def test_a_model_attends_under_the_mask_that_is_chosen(name):
         found = logits(model, ids)
     assert torch.equal(logits(model, ids), before) and not torch.equal(found, before)
     share = torch.stack(spy.pairs).float().mean(dim=(0, 1, 2)).sum().item() / 5050
+    union = torch.stack(spy.pairs).unflatten(2, (model.config.num_key_value_heads, -1)).any(dim=3)
+    loaded = union.float().mean(dim=(0, 1, 2)).sum().item() / 5050
+    assert counted.loaded_share == pytest.approx(loaded, abs=1e-6) and loaded >= share - 1e-6
+    assert (loaded > share + 1e-6) == (name not in ("window", "blocks", "streaming"))  # of blocks there is one choice
     assert counted.share == pytest.approx(share, abs=1e-6) and share == pytest.approx(share_of(70, 100), abs=0.03)
     if name == "clusters-estimate":
         with attend_by(model, Clusters(), keys=70):

@@ -29,21 +29,49 @@ class Counted:
     Args:
         read: pairs of all query heads.
         possible: that dense attention reads.
+        loaded: the same if every query head read what any head of its key head reads: keys come from memory once for
+            all of them.
     """
 
     read: int = 0
     possible: int = 0
+    loaded: int = 0
+
+    def add(self, pairs: Tensor, kv_heads: int, possible: int) -> None:
+        """Count a block of queries.
+
+        Args:
+            pairs: bool ``(B, H, R, end)``, read.
+            kv_heads: ``H_kv``.
+            possible: of all heads and sequences.
+        """
+        of_key_heads = pairs.unflatten(1, (kv_heads, -1))
+        self.read += int(pairs.sum())
+        self.loaded += int(of_key_heads.any(dim=2).sum()) * of_key_heads.shape[2]
+        self.possible += possible
 
     @property
     def share(self) -> float:
-        """Of the possible pairs.
+        """Of the possible pairs, those that are read.
 
         Raises:
             ValueError: no layer was called.
         """
+        return self._of_possible(self.read)
+
+    @property
+    def loaded_share(self) -> float:
+        """Share of the keys that have to be loaded, see ``loaded``; `share` where heads of a key head read alike.
+
+        Raises:
+            ValueError: no layer was called.
+        """
+        return self._of_possible(self.loaded)
+
+    def _of_possible(self, pairs: int) -> float:
         if not self.possible:
             raise ValueError("No attention layer was called under the selector.")
-        return self.read / self.possible
+        return pairs / self.possible
 
 
 @dataclass(frozen=True)
@@ -183,9 +211,8 @@ def opponent_attention(
     outputs = []
     for first, end in blocks(call.start, call.length):
         choice = read(first, end)
-        counted = told.task.counted
-        counted.read += int(choice.pairs.sum())
-        counted.possible += int(causal(first, end, key.device).sum()) * query.shape[0] * query.shape[1]
+        possible = int(causal(first, end, key.device).sum()) * query.shape[0] * query.shape[1]
+        told.task.counted.add(choice.pairs.expand(*query.shape[:2], -1, -1), key.shape[1], possible)
         mask = None if attention_mask is None else attention_mask[:, :, first - call.start : end - call.start, :end]
         outputs.append(_attend(call, first, end, choice, mask, softcap))
     return torch.cat(outputs, dim=2).to(query.dtype).transpose(1, 2).contiguous(), None
