@@ -23,7 +23,7 @@ def main() -> None:
         model="",
         output_dir="",
         seq_len=[2048, 8192],
-        windows=[24, 4],
+        windows=[24, 6],
         dial_windows=[8, 1],
         gradient_checkpointing=True,
     )

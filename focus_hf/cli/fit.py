@@ -25,7 +25,7 @@ from .options import CONFIG, JSON, flags_of
 def fit(given: dict[str, Any], config: Path | None, as_json: bool) -> None:
     """Fit an adapter to a model's own attention, without training: each head's groups of keys, and who reads them.
 
-    Lengths and numbers of windows go together: --seq-len 2048 --windows 24 --seq-len 8192 --windows 4. The dial is
+    Lengths and numbers of windows go together: --seq-len 2048 --windows 24 --seq-len 8192 --windows 6. The dial is
     turned afterwards: set_routing(model, pairs=0.15).
     """
     from ..card import write_card
