@@ -103,10 +103,10 @@ class Evaluation:
 
     def __post_init__(self) -> None:
         for row in self.rows:
-            for name in ("perplexity", "pairs", "loaded"):
-                value = row.get(name) if name == "loaded" else row[name]
-                if value is None and name == "loaded":  # not in older files
-                    continue
+            measured = {"perplexity": row["perplexity"], "pairs": row["pairs"]}
+            if "loaded" in row and row["loaded"] is not None:  # older files lack it
+                measured["loaded"] = row["loaded"]
+            for name, value in measured.items():
                 if not is_number(value) or value < 0 or (name == "perplexity" and not value):
                     raise ValueError(
                         f"Results: {name} of mode {shown(row['mode'])} is {shown(value)}; measure it again."
