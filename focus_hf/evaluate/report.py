@@ -30,8 +30,8 @@ def _quality(evaluation: Evaluation) -> Table:
     title = f"Perplexity on {evaluation.data}, {evaluation.context_length} tokens"
     columns = ["attention", "perplexity", "to dense", "pairs attended", "copies", "rest", "largest group"]
     opposed = any(row.get("scoring") for row in evaluation.rows)
-    if opposed:
-        columns[4:4] = ["keys loaded", "choosing"]
+    loads = any(row.get("loaded") not in (None, row["pairs"]) for row in evaluation.rows)
+    columns[4:4] = ["keys loaded"] * loads + ["choosing"] * opposed
     table = _table(title, *columns)
     dense = evaluation.perplexity("dense")
     for row in evaluation.rows:
@@ -40,7 +40,7 @@ def _quality(evaluation: Evaluation) -> Table:
         shown = "" if largest is None else f"{100 * largest:.1f} %"
         losses = ["" if (loss := row.get(name)) is None else f"{loss:.3f}" for name in ("copies", "rest")]
         loaded = "" if row.get("loaded") is None else f"{100 * row['loaded']:.0f} %"
-        choosing = [loaded, _choosing(row.get("scoring"))] if opposed else []
+        choosing = [loaded] * loads + [_choosing(row.get("scoring"))] * opposed
         pairs = f"{100 * row['pairs']:.0f} %"
         table.add_row(_name(row), f"{row['perplexity']:.2f}", change, pairs, *choosing, *losses, shown)
     if evaluation.copies:
