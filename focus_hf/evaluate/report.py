@@ -40,9 +40,9 @@ def _quality(evaluation: Evaluation) -> Table:
         shown = "" if largest is None else f"{100 * largest:.1f} %"
         losses = ["" if (loss := row.get(name)) is None else f"{loss:.3f}" for name in ("copies", "rest")]
         loaded = "" if row.get("loaded") is None else f"{100 * row['loaded']:.0f} %"
-        choosing = [loaded] * loads + [_choosing(row.get("scoring"))] * opposed
+        cost = [loaded] * loads + [_choosing(row.get("scoring"))] * opposed
         pairs = f"{100 * row['pairs']:.0f} %"
-        table.add_row(_name(row), f"{row['perplexity']:.2f}", change, pairs, *choosing, *losses, shown)
+        table.add_row(_name(row), f"{row['perplexity']:.2f}", change, pairs, *cost, *losses, shown)
     if evaluation.copies:
         table.caption = (
             f"copies: loss in nats on the {evaluation.copies:,} tokens that were seen before, out of the window only; "

@@ -103,13 +103,11 @@ class Evaluation:
 
     def __post_init__(self) -> None:
         for row in self.rows:
-            measured = {"perplexity": row["perplexity"], "pairs": row["pairs"]}
-            if "loaded" in row and row["loaded"] is not None:  # older files lack it
-                measured["loaded"] = row["loaded"]
-            for name, value in measured.items():
-                if not is_number(value) or value < 0 or (name == "perplexity" and not value):
+            loaded = ["loaded"] if row.get("loaded") is not None else []  # older files lack it
+            for name in ("perplexity", "pairs", *loaded):
+                if not is_number(row[name]) or row[name] < 0 or (name == "perplexity" and not row[name]):
                     raise ValueError(
-                        f"Results: {name} of mode {shown(row['mode'])} is {shown(value)}; measure it again."
+                        f"Results: {name} of mode {shown(row['mode'])} is {shown(row[name])}; measure it again."
                     )
 
     @property

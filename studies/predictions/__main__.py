@@ -53,7 +53,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", help=f"what {HERE} means")
     parser.add_argument("--lengths", type=int, nargs="+", default=[4096, 8192, 32768, 131072])
     parser.add_argument("--batches", type=int, nargs="+", default=BATCHES)
-    parser.add_argument("--num-groups", type=int, default=64)
+    parser.add_argument("--num-groups", type=int, default=128)
     parser.add_argument("--heads", type=int, default=32)
     parser.add_argument("--kv-heads", type=int, default=8)
     parser.add_argument("--head-dim", type=int, default=128)

@@ -16,6 +16,8 @@ def test_results_round_trip(tmp_path):
     assert load_results(tmp_path) == RESULTS
     with pytest.raises(ValueError, match="perplexity of mode 'dense' is nan"):
         Evaluation("x", 1, [{**ROWS[0], "perplexity": float("nan")}])
+    with pytest.raises(ValueError, match="loaded of mode 'dense' is 'all'"):
+        Evaluation("x", 1, [{**ROWS[0], "loaded": "all"}])
     (tmp_path / "focus_results.json").write_text('{"schema": 9}')
     with pytest.raises(AdapterFileError, match="schema 9.*upgrade"):
         load_results(tmp_path)
