@@ -2,17 +2,20 @@
 
 Consecutive queries read much the same, so keys are gathered once for all of them, and what is not each one's own is
 hidden by a bias. To all queries of a block most keys are at distances of one band: what they read of such a key is a
-row of a table, by the key's group and that band. The others are few and stand at the same distances from every block:
-those in the window, and about each distance at which a band begins.
+row of a table, by the key's group and that band. The others are few and stand at the same distances from every block
+(those in the window, and about each distance at which a band begins): each is a row of its own. Lists of keys that are
+about as long are attended together.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from ..definition import Pattern, bands_of, sequences
 from ..kernels import Call, CpuFlash, Rows, cpu_flash
@@ -21,8 +24,11 @@ from ..problem import Problem
 #: Rows of a block: its queries, once for each query head of a key head.
 ROWS = 96
 
-#: Queries whose keys are looked for together; bounds memory at ``8 * S * TOGETHER / ROWS`` numbers or so.
-TOGETHER = 512
+#: Lists of keys (one for each head and block) that are made together; bounds memory at ``16 * S * LISTS`` bytes or so.
+LISTS = 48
+
+#: Keys of several lists that are attended in one call: few enough to stay in a processor's cache.
+KEYS = 4096
 
 
 def blocked_focus_attention(problem: Problem) -> Tensor:
@@ -79,7 +85,7 @@ class _Document:
 
     def attend(self) -> Tensor:
         """``(H, Q, D_v)``."""
-        num_queries = self.query.shape[1]
+        num_queries, kv_heads = self.query.shape[1], self.key.shape[0]
         output = self.query.new_empty(*self.query.shape[:2], self.value.shape[-1])
         earlier = self.key.shape[1] - num_queries
         start = min(max(self.pattern.dense_below - self.first - earlier, 0), num_queries)
@@ -88,71 +94,104 @@ class _Document:
             k, v = (x[:, : earlier + start].transpose(0, 1) for x in (self.key, self.value))
             dense, _ = CpuFlash().forward(self.query[:, :start].transpose(0, 1), k, v, call)
             output[:, :start] = dense.transpose(0, 1)
-        size = max(8, ROWS * self.key.shape[0] // self.query.shape[0] // 8 * 8)
+        size = max(8, ROWS * kv_heads // self.query.shape[0] // 8 * 8)
         while start < num_queries:
             own = min(size, num_queries - start)
-            count = max(1, min(TOGETHER, num_queries - start) // own)
-            self._blocks(output, start, count, own)
+            count = max(1, min(LISTS // kv_heads, (num_queries - start) // own))
+            rows, first = slice(start, start + count * own), earlier + start + own * torch.arange(count)
+            self._blocks(output[:, rows], self.query[:, rows], self.reads[:, rows].unflatten(1, (count, own)), first)
             start += count * own
         return output
 
-    def _blocks(self, output: Tensor, start: int, count: int, size: int) -> None:
-        """``count`` blocks of ``size`` queries each, the first of them query ``start``."""
-        pattern, kv_heads = self.pattern, self.key.shape[0]
-        first = start + self.key.shape[1] - self.query.shape[1] + size * torch.arange(count)  # where blocks begin
-        end = int(first[-1])
-        layout = _layout(pattern, size, 1 << end.bit_length())
-        sinks = min(max(0, pattern.sink_tokens - self.first), end + size)
-        far = max(sinks, end - pattern.local_window)
-        slots = layout.slots[(first[:, None] - torch.arange(sinks, far)).clamp_(min=0)]
+    def _blocks(self, output: Tensor, query: Tensor, reads: Tensor, first: Tensor) -> None:
+        """Some blocks of queries next to each other.
+
+        Args:
+            output: ``(H, blocks * size, D_v)``, is written.
+            query: ``(H, blocks * size, D)``.
+            reads: ``(H_kv, blocks, size, K, bands)``.
+            first: where blocks begin, ``(blocks,)``.
+        """
+        kv_heads, count, size = reads.shape[:3]
+        lists = self._lists(reads, first)
+        table = (~lists.visible).to(query.dtype).mul_(torch.finfo(query.dtype).min)
+        keys, values = (x.reshape(-1, x.shape[-1]) for x in (self.key, self.value))
+        queries, outputs = (x.unflatten(0, (kv_heads, -1)).unflatten(2, (count, size)) for x in (query, output))
+        for some, place in lists.of_like_length():
+            column, row = (x.index_select(0, place.view(-1)) for x in (lists.keys, lists.rows))
+            k, v = (x.index_select(0, column).view(*place.shape, 1, -1) for x in (keys, values))
+            bias = table.index_select(0, row).view(*place.shape, size).transpose(1, 2).contiguous()
+            head, block = some // count, some % count
+            found, _ = cpu_flash(queries[head, :, block].transpose(1, 2), k, v, self.scale, bias=bias[:, None])
+            outputs[head, :, block] = found.transpose(1, 2)
+
+    def _lists(self, reads: Tensor, first: Tensor) -> _Lists:
+        """What blocks read; see `_blocks`."""
+        (kv_heads, count, size), slots = reads.shape[:3], self.pattern.num_bands + 1
+        layout = _layout(self.pattern, size, 1 << int(first[-1]).bit_length())
+        sinks = torch.arange(min(max(0, self.pattern.sink_tokens - self.first), int(first[-1]) + size))
+        far = torch.arange(len(sinks), max(len(sinks), int(first[-1]) - self.pattern.local_window))
         near = first[:, None] - layout.distances
-        is_there = (near >= sinks)[:, None]
-        columns = torch.cat([near.clamp_(min=0), torch.arange(sinks).expand(count, -1)], dim=1)
-        i = first[:, None] + torch.arange(size)
-        hidden_sinks = torch.arange(sinks) > i[..., None]
-        lowest, repeat = torch.finfo(self.query.dtype).min, self.query.shape[0] // kv_heads
-        rows = slice(start, start + count * size)
-        for head in range(kv_heads):
-            groups, heads = self.groups[head], slice(head * repeat, (head + 1) * repeat)
-            reads = self.reads[head, rows].unflatten(0, (count, size))
-            block, column, cell = _read_by_any(reads, slots, groups[sinks:far])
-            column += sinks
-            cells = torch.add(layout.bands, groups[near][:, None], alpha=pattern.num_bands)
-            hidden = ~(reads.flatten(2).gather(2, cells) | layout.in_window) | ~is_there | layout.later
-            bias = self.query.new_zeros(count, size, columns.shape[1])
-            bias.masked_fill_(torch.cat([hidden, hidden_sinks], dim=-1), lowest)
-            table = self.query.new_zeros(count, *reads.shape[2:], size)
-            table = table.masked_fill_(~reads.movedim(1, -1), lowest).flatten(1, 2)
-            q, k, v = self.query[heads], self.key[head], self.value[head]
-            for one, own in enumerate(block):
-                index = torch.cat([columns[one], column[own]])
-                mask = torch.cat([bias[one], table[one].index_select(0, cell[own]).t()], dim=1)
-                asking = slice(start + one * size, start + (one + 1) * size)
-                some = k.index_select(0, index)[:, None], v.index_select(0, index)[:, None]
-                found, _ = cpu_flash(q[:, asking].transpose(0, 1), *some, self.scale, bias=mask[None, None])
-                output[heads, asking] = found.transpose(0, 1)
+        is_there, near = (near >= len(sinks))[:, None], near.clamp_(min=0)
+        groups = self.groups[:, None]
+
+        # The rows of a table: cells, a slot that nobody reads behind the bands of each group; near keys; sinks.
+        of_cells = F.pad(reads.permute(0, 1, 3, 4, 2), (0, 0, 0, 1)).flatten(2, 3)
+        own_cells = torch.add(layout.bands, self.groups[:, near][:, :, None], alpha=self.pattern.num_bands)
+        of_near = (reads.flatten(3).gather(3, own_cells) | layout.in_window) & is_there & ~layout.later
+        of_sinks = (sinks[:, None] <= first[:, None, None] + torch.arange(size)).expand(kv_heads, -1, -1, -1)
+        visible = torch.cat([of_cells, of_near.transpose(2, 3), of_sinks], dim=2)
+        keys = torch.cat([x.expand(count, -1) for x in (far, near, sinks)], dim=1)
+        slot = layout.slots[(first[:, None] - far).clamp_(min=0)]
+        cell = torch.add(slot, groups[..., len(sinks) : len(sinks) + len(far)], alpha=slots)
+        own_row = torch.arange(of_cells.shape[2], visible.shape[2]).expand(kv_heads, count, -1)
+        return _Lists.of(visible, keys, torch.cat([cell, own_row], dim=2), self.key.shape[1], nobody=slots - 1)
 
 
-def _read_by_any(reads: Tensor, slots: Tensor, groups: Tensor) -> tuple[list[slice], Tensor, Tensor]:
-    """The keys that any query of a block reads.
+@dataclass(frozen=True)
+class _Lists:
+    """The keys that any query of a block reads: a list for each head and block, head by head.
 
     Args:
-        reads: bool ``(blocks, size, K, bands)``.
-        slots: ``(blocks, C)``, the band of each key, ``bands`` for one that is not looked for.
-        groups: of the keys, ``(C,)``.
-
-    Returns:
-        For each block which of the following are its own; keys in ``0 .. C - 1``; and their cells, ``group * bands +
-        band``.
+        ends: where they end among the following, behind a 0: ``(lists + 1,)``.
+        keys: ``(N + 1,)``, among the ``H_kv * S``; the last one fills up shorter lists.
+        rows: ``(N + 1,)``, what queries see of a key is this row of the following.
+        visible: bool ``(rows, size)``.
     """
-    count, num_bands, width = reads.shape[0], reads.shape[3], groups.shape[0]
-    any_reads = torch.nn.functional.pad(reads.any(dim=1), (0, 1)).flatten(1)
-    place = torch.add(slots, groups, alpha=num_bands + 1)
-    found = any_reads.gather(1, place).view(-1).nonzero().squeeze(-1)
-    ends = torch.searchsorted(found, width * torch.arange(count + 1)).tolist()
-    place = place.view(-1).index_select(0, found)
-    cell = place - place.div(num_bands + 1, rounding_mode="floor")
-    return [slice(a, b) for a, b in zip(ends, ends[1:], strict=False)], found.remainder_(max(width, 1)), cell
+
+    ends: Tensor
+    keys: Tensor
+    rows: Tensor
+    visible: Tensor
+
+    @classmethod
+    def of(cls, visible: Tensor, keys: Tensor, rows: Tensor, length: int, nobody: int) -> _Lists:
+        """Of tables bool ``(H_kv, blocks, R, size)``, keys ``(blocks, C)`` of ``length``, and the row of each key
+        ``(H_kv, blocks, C)``; ``nobody`` is a row that no query sees."""
+        kv_heads, count, _, size = visible.shape
+        together = visible.view(torch.int64) if size % 8 == 0 else visible  # eight bytes at once
+        found = together.any(dim=-1).gather(2, rows).view(-1).nonzero().squeeze(-1)
+        width = keys.shape[1]
+        ends = torch.searchsorted(found, width * torch.arange(kv_heads * count + 1))
+        row = rows.view(-1).index_select(0, found)
+        key = keys.view(-1).index_select(0, found % keys.numel())
+        row += found.div(width, rounding_mode="floor") * visible.shape[2]
+        key += found.div(keys.numel(), rounding_mode="floor") * length
+        return cls(ends, F.pad(key, (0, 1)), F.pad(row, (0, 1), value=nobody), visible.flatten(0, 2))
+
+    def of_like_length(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Lists that are about as long, together: which, ``(n,)``, and where their keys are, ``(n, longest)``."""
+        lengths = self.ends.diff()
+        order = lengths.argsort()
+        start, sizes = 0, lengths[order].tolist()
+        while start < len(sizes):
+            stop = start + 1
+            while stop < len(sizes) and sizes[stop] * (stop + 1 - start) <= KEYS:
+                stop += 1
+            some, each = order[start:stop], torch.arange(sizes[stop - 1])
+            place = self.ends[some][:, None] + each
+            yield some, place.masked_fill_(each >= lengths[some][:, None], self.keys.shape[0] - 1)
+            start = stop
 
 
 @dataclass(frozen=True)
