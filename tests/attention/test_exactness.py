@@ -174,7 +174,8 @@ def test_blocks_of_queries_change_nothing(monkeypatch):
     whole = masked_focus_attention(problem)
     monkeypatch.setattr(masked, "QUERY_CHUNK", 16)
     torch.testing.assert_close(masked_focus_attention(problem), whole, rtol=1e-5, atol=1e-6)
-    monkeypatch.setattr(blocks, "ROWS", 24)
+    for name, value in (("ROWS", 24), ("LISTS", 4), ("KEYS", 50)):
+        monkeypatch.setattr(blocks, name, value)
     torch.testing.assert_close(focus_attention(problem, path="blocked"), whole, rtol=1e-5, atol=1e-6)
 
 
