@@ -20,7 +20,7 @@ from torch import Tensor
 from .shared import at_least_float32, without_autocast
 
 #: Queries whose scores are made at once: few enough to stay in a processor's cache.
-_TOGETHER = 512
+_TOGETHER = 256
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,10 @@ class CellRouter:
     cell_bias: Tensor
     offset: Tensor
 
+    @functools.cached_property
+    def _steps(self) -> dict[torch.dtype, tuple[Tensor, Tensor]]:
+        return {}
+
     @property
     def num_bands(self) -> int:
         """Bands of distance."""
@@ -56,6 +60,22 @@ class CellRouter:
     def tensors(self) -> dict[str, Tensor]:
         """What it is made of, by name and in the order above."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    def in_two_steps(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Scores of cells and "near" but for their bias as ``(queries @ first) @ second``; made once.
+
+        Returns:
+            ``(H_kv, r * D, d_g + bands + 1)`` and ``(H_kv, d_g + bands + 1, K * bands + 1)``.
+        """
+        if dtype not in self._steps:
+            first = torch.cat([self.query_projection, self.band_projection], dim=1).to(dtype).transpose(1, 2)
+            size, bands, groups = self.query_projection.shape[1], self.num_bands, self.centroids.shape[1]
+            second = first.new_zeros(first.shape[0], first.shape[2], groups * bands + 1)
+            second[:, :size, :-1] = self.centroids.to(dtype).transpose(1, 2).repeat_interleave(bands, dim=2)
+            second[:, size:-1, :-1] = torch.eye(bands, dtype=dtype, device=first.device).repeat(1, groups)
+            second[:, -1, -1] = 1
+            self._steps[dtype] = first, second
+        return self._steps[dtype]
 
     def of_heads(self, heads: slice) -> CellRouter:
         """The tensors of some of the key/value heads."""
@@ -94,31 +114,15 @@ def cell_log_shares(queries: Tensor, router: CellRouter) -> tuple[Tensor, Tensor
     Returns:
         Log-shares of cells, float32 or float64 ``(B, H_kv, Q, K, bands)``, and of "near", ``(B, H_kv, Q)``.
     """
-    cells, near = _scores(queries, router)
-    total = _total(cells, near)
-    return cells - total[..., None], (near - total).squeeze(-1)
-
-
-def _scores(queries: Tensor, router: CellRouter) -> tuple[Tensor, Tensor]:
-    """What queries give cells, float32 or float64 ``(B, H_kv, Q, K, bands)``, and "near", ``(B, H_kv, Q, 1)``."""
-    kv_heads, size = router.query_projection.shape[:2]
+    kv_heads = router.centroids.shape[0]
     # The query heads of a key head side by side.
     x = at_least_float32(queries).unflatten(1, (kv_heads, -1)).permute(1, 0, 3, 2, 4)
     with without_autocast(queries.device.type):
-        by = torch.cat([router.query_projection, router.band_projection], dim=1).to(x)
-        both = torch.bmm(x.reshape(kv_heads, -1, by.shape[2]), by.transpose(1, 2))
-        projected, by_band, near = both.tensor_split((size, both.shape[-1] - 1), dim=-1)
-        by_group = torch.bmm(projected, router.centroids.to(x).transpose(1, 2))
-        of_cells, of_near = router.cell_bias.to(x)[:, None].tensor_split((-1,), dim=-1)
-        shape = (queries.shape[0], -1)
-        cells = (by_group[..., None] + by_band[..., None, :]).add_(of_cells.unflatten(-1, (-1, by_band.shape[-1])))
-        near = near + of_near
-        return cells.unflatten(1, shape).transpose(0, 1), near.unflatten(1, shape).transpose(0, 1)
-
-
-def _total(cells: Tensor, near: Tensor) -> Tensor:
-    """The logarithm of all that a query gives: ``(B, H_kv, Q, 1)``."""
-    return torch.logaddexp(cells.flatten(-2).logsumexp(dim=-1, keepdim=True), near)
+        projection, cells = router.in_two_steps(x.dtype)
+        projected = torch.bmm(x.reshape(kv_heads, -1, projection.shape[1]), projection)
+        scores = torch.baddbmm(router.cell_bias.to(x)[:, None], projected, cells)
+        shares = scores.log_softmax(dim=-1).unflatten(1, (queries.shape[0], -1)).transpose(0, 1)
+    return shares[..., :-1].unflatten(-1, (-1, router.num_bands)), shares[..., -1]
 
 
 def positions_in_bands(positions: Tensor, local_window: int, num_bands: int) -> Tensor:
@@ -182,6 +186,6 @@ def cell_reads(queries: Tensor, router: CellRouter, limits: Tensor) -> Tensor:
     """
     parts = []
     for some, limit in zip(queries.split(_TOGETHER, dim=2), limits.split(_TOGETHER, dim=1), strict=True):
-        cells, near = _scores(some, router)
-        parts.append(cells > (_total(cells, near) + limit[:, None] + router.offset[:, None, None])[..., None, :])
+        shares, _ = cell_log_shares(some, router)
+        parts.append(shares > (limit[:, None] + router.offset[:, None, None])[..., None, :])
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
