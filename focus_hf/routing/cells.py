@@ -16,6 +16,7 @@ from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from .shared import at_least_float32, without_autocast
 
@@ -48,10 +49,6 @@ class CellRouter:
     cell_bias: Tensor
     offset: Tensor
 
-    @functools.cached_property
-    def _steps(self) -> dict[torch.dtype, tuple[Tensor, Tensor]]:
-        return {}
-
     @property
     def num_bands(self) -> int:
         """Bands of distance."""
@@ -62,20 +59,27 @@ class CellRouter:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def in_two_steps(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Scores of cells and "near" but for their bias as ``(queries @ first) @ second``; made once.
+        """Scores of cells and "near", but for their bias, as ``(queries @ first) @ second``; made once.
 
         Returns:
             ``(H_kv, r * D, d_g + bands + 1)`` and ``(H_kv, d_g + bands + 1, K * bands + 1)``.
         """
-        if dtype not in self._steps:
-            first = torch.cat([self.query_projection, self.band_projection], dim=1).to(dtype).transpose(1, 2)
-            size, bands, groups = self.query_projection.shape[1], self.num_bands, self.centroids.shape[1]
-            second = first.new_zeros(first.shape[0], first.shape[2], groups * bands + 1)
-            second[:, :size, :-1] = self.centroids.to(dtype).transpose(1, 2).repeat_interleave(bands, dim=2)
-            second[:, size:-1, :-1] = torch.eye(bands, dtype=dtype, device=first.device).repeat(1, groups)
-            second[:, -1, -1] = 1
-            self._steps[dtype] = first, second
-        return self._steps[dtype]
+        if torch.compiler.is_compiling():  # a graph keeps nothing
+            return self._two_steps(dtype)
+        kept: dict[torch.dtype, tuple[Tensor, Tensor]] = vars(self).setdefault("_kept", {})
+        if dtype not in kept:
+            with torch.inference_mode(False):  # for later calls, whatever mode they are made in
+                kept[dtype] = self._two_steps(dtype)
+        return kept[dtype]
+
+    def _two_steps(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        first = torch.cat([self.query_projection, self.band_projection], dim=1).to(dtype).transpose(1, 2)
+        bands, groups = self.num_bands, self.centroids.shape[1]
+        of_groups = self.centroids.to(dtype).transpose(1, 2).repeat_interleave(bands, dim=2)
+        of_bands = torch.eye(bands, dtype=dtype, device=first.device).repeat(1, groups).expand(len(first), -1, -1)
+        second = F.pad(torch.cat([of_groups, of_bands], dim=1), (0, 1, 0, 1))
+        second[:, -1, -1] = 1
+        return first, second
 
     def of_heads(self, heads: slice) -> CellRouter:
         """The tensors of some of the key/value heads."""

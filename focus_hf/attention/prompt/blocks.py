@@ -133,7 +133,6 @@ class _Document:
         far = torch.arange(len(sinks), max(len(sinks), int(first[-1]) - self.pattern.local_window))
         near = first[:, None] - layout.distances
         is_there, near = (near >= len(sinks))[:, None], near.clamp_(min=0)
-        groups = self.groups[:, None]
 
         # The rows of a table: cells, a slot that nobody reads behind the bands of each group; near keys; sinks.
         of_cells = F.pad(reads.permute(0, 1, 3, 4, 2), (0, 0, 0, 1)).flatten(2, 3)
@@ -143,7 +142,7 @@ class _Document:
         visible = torch.cat([of_cells, of_near.transpose(2, 3), of_sinks], dim=2)
         keys = torch.cat([x.expand(count, -1) for x in (far, near, sinks)], dim=1)
         slot = layout.slots[(first[:, None] - far).clamp_(min=0)]
-        cell = torch.add(slot, groups[..., len(sinks) : len(sinks) + len(far)], alpha=slots)
+        cell = torch.add(slot, self.groups[:, None, len(sinks) : len(sinks) + len(far)], alpha=slots)
         own_row = torch.arange(of_cells.shape[2], visible.shape[2]).expand(kv_heads, count, -1)
         return _Lists.of(visible, keys, torch.cat([cell, own_row], dim=2), self.key.shape[1], nobody=slots - 1)
 
