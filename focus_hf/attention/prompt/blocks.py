@@ -46,8 +46,8 @@ def blocked_focus_attention(problem: Problem) -> Tensor:
         document = _Document(
             query=_some(problem.query[row], queries),
             reads=_some(who.reads[row], queries),
-            key=_some(problem.key[row], tokens),
-            value=_some(problem.value[row], tokens),
+            key=_some(problem.key[row], tokens).contiguous(),
+            value=_some(problem.value[row], tokens).contiguous(),
             groups=_some(who.key_groups[row], tokens),
             pattern=who.pattern,
             first=int(who.positions[row, tokens][0]) if who.first_position is None else who.first_position,
@@ -69,7 +69,7 @@ class _Document:
     Args:
         query: ``(H, Q, D)``.
         reads: ``(H_kv, Q, K, bands)``.
-        key, value: ``(H_kv, S, D)``, ``(H_kv, S, D_v)``.
+        key, value: ``(H_kv, S, D)``, ``(H_kv, S, D_v)``, contiguous.
         groups: ``(H_kv, S)``.
         pattern, first, scale: see `WhoAttends`, `Scores`; ``first`` is the position of the first token.
     """
@@ -115,7 +115,7 @@ class _Document:
         kv_heads, count, size = reads.shape[:3]
         lists = self._lists(reads, first)
         table = (~lists.visible).to(query.dtype).mul_(torch.finfo(query.dtype).min)
-        keys, values = (x.reshape(-1, x.shape[-1]) for x in (self.key, self.value))
+        keys, values = (x.flatten(0, 1) for x in (self.key, self.value))
         queries, outputs = (x.unflatten(0, (kv_heads, -1)).unflatten(2, (count, size)) for x in (query, output))
         for some, place in lists.of_like_length():
             column, row = (x.index_select(0, place.view(-1)) for x in (lists.keys, lists.rows))
