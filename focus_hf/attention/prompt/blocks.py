@@ -128,9 +128,10 @@ class _Document:
     def _lists(self, reads: Tensor, first: Tensor) -> _Lists:
         """What blocks read; see `_blocks`."""
         (kv_heads, count, size), slots = reads.shape[:3], self.pattern.num_bands + 1
-        layout = _layout(self.pattern, size, 1 << int(first[-1]).bit_length())
-        sinks = torch.arange(min(max(0, self.pattern.sink_tokens - self.first), int(first[-1]) + size))
-        far = torch.arange(len(sinks), max(len(sinks), int(first[-1]) - self.pattern.local_window))
+        last = int(first[-1])
+        layout = _layout(self.pattern, size, 1 << last.bit_length())
+        sinks = torch.arange(min(max(0, self.pattern.sink_tokens - self.first), last + size))
+        far = torch.arange(len(sinks), max(len(sinks), last - self.pattern.local_window))
         near = first[:, None] - layout.distances
         is_there, near = (near >= len(sinks))[:, None], near.clamp_(min=0)
 
