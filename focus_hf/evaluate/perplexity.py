@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -15,13 +16,16 @@ from .modes import device_of, in_evaluation
 
 
 @torch.no_grad()
-def token_losses(model: nn.Module, windows: Tensor, batch_size: int = 4) -> Tensor:
+def token_losses(
+    model: nn.Module, windows: Tensor, batch_size: int = 4, look: Callable[[int, Tensor], None] | None = None
+) -> Tensor:
     """Negative log-likelihood of every token but the first of its window.
 
     Args:
         model: a causal language model.
         windows: token ids ``(N, T)``, ``T >= 2``, without padding; each window is read from scratch.
         batch_size: windows at a time.
+        look: called with the number of each window and its logits, float32 ``(T - 1, V)``.
 
     Returns:
         float32 ``(N, T - 1)`` in nats, on the CPU.
@@ -31,14 +35,17 @@ def token_losses(model: nn.Module, windows: Tensor, batch_size: int = 4) -> Tens
     """
     if windows.dim() != 2 or windows.shape[0] == 0 or windows.shape[1] < 2:
         raise ValueError(f"token_losses() needs windows of token ids (N, T) with T >= 2, got {tuple(windows.shape)}.")
-    losses = []
+    losses: list[Tensor] = []
     with in_evaluation(model):
         for batch in windows.split(batch_size):
             batch = batch.to(device_of(model))
             logits = model(input_ids=batch, use_cache=False).logits
             # One row at a time: float32 logits of a whole batch can be larger than the model.
             for row, ids in zip(logits, batch, strict=True):
-                losses.append(F.cross_entropy(row[:-1].float(), ids[1:], reduction="none"))
+                predicted = row[:-1].float()
+                if look is not None:
+                    look(len(losses), predicted)
+                losses.append(F.cross_entropy(predicted, ids[1:], reduction="none"))
     return torch.stack(losses).cpu()
 
 

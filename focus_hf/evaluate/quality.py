@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..adapter import Router, focus_layers, observe_routing
+from .divergence import Divergence
 from .modes import OPPONENTS, Mode, at_share, attending, list_modes
 from .opponents import less_scoring, selector_named
 from .perplexity import SlidingWindows, attended_share, paired_excess, position_curve, token_losses
@@ -33,6 +34,8 @@ class QualityRow:
         width: see `Mode`.
         budget: see `Mode`.
         excess, stderr: see `paired_excess`; ``None`` where dense was not measured.
+        divergence: how far predictions are from dense attention's, mean nats per token, see `Divergence`; ``None``
+            where dense was not measured.
         copies, rest: mean loss in nats on tokens that were seen before, out of the adapter's window only (see
             `far_copies`), and on all others; ``None`` where there are none.
         scoring: what an opponent's choosing costs, see `focus_hf.evaluate.opponents.Cost`.
@@ -55,6 +58,7 @@ class QualityRow:
     budget: str | None = None
     scoring: dict[str, float] | None = None
     loaded: float | None = None
+    divergence: float | None = None
 
     def __str__(self) -> str:
         return str(Mode(self.mode, self.top_k, self.width, self.budget))
@@ -104,6 +108,7 @@ def measure_quality(
     """
     copies = text.copies(focus_layers(model)[0].routing_config.local_window)
     dense: Tensor | None = None
+    divergence = Divergence()
     focus_pairs: dict[tuple[int | None, str | None], float] = {}
     for mode in sorted(modes, key=lambda mode: mode.name != "dense"):
         if mode.name in OPPONENTS and mode.width is None:
@@ -112,9 +117,10 @@ def measure_quality(
                 focus_pairs[setting] = focus_share(model, mode, text.windows)
             mode = matched(mode, focus_pairs[setting], text.windows.shape[1], count_scoring)
         members: dict[Router, Tensor] = {}
+        compared = mode.name == "dense" or dense is not None
         with attending(model, mode, text.windows) as counted:
             with observe_routing(model, _count_members(members)):
-                losses = token_losses(model, text.windows, batch_size)
+                losses = token_losses(model, text.windows, batch_size, divergence.look if compared else None)
             if counted is not None:
                 pairs, loaded = counted.share, counted.loaded_share
             else:
@@ -142,6 +148,7 @@ def measure_quality(
             mode.budget,
             scoring_of(mode, text.windows.shape[1]),
             loaded,
+            divergence.mean(text.scored) if compared else None,
         )
 
 

@@ -28,10 +28,10 @@ def tables(results: Results) -> Iterator[Table]:
 
 def _quality(evaluation: Evaluation) -> Table:
     title = f"Perplexity on {evaluation.data}, {evaluation.context_length} tokens"
-    columns = ["attention", "perplexity", "to dense", "pairs attended", "copies", "rest", "largest group"]
+    columns = ["attention", "perplexity", "to dense", "divergence", "pairs attended"]
     opposed = any(row.get("scoring") for row in evaluation.rows)
     loads = any(row.get("loaded") not in (None, row["pairs"]) for row in evaluation.rows)
-    columns[4:4] = ["keys loaded"] * loads + ["choosing"] * opposed
+    columns += ["keys loaded"] * loads + ["choosing"] * opposed + ["copies", "rest", "largest group"]
     table = _table(title, *columns)
     dense = evaluation.perplexity("dense")
     for row in evaluation.rows:
@@ -42,7 +42,8 @@ def _quality(evaluation: Evaluation) -> Table:
         loaded = "" if row.get("loaded") is None else f"{100 * row['loaded']:.0f} %"
         cost = [loaded] * loads + [_choosing(row.get("scoring"))] * opposed
         pairs = f"{100 * row['pairs']:.0f} %"
-        table.add_row(_name(row), f"{row['perplexity']:.2f}", change, pairs, *cost, *losses, shown)
+        far = "" if row.get("divergence") is None else f"{row['divergence']:.4f}"
+        table.add_row(_name(row), f"{row['perplexity']:.2f}", change, far, pairs, *cost, *losses, shown)
     if evaluation.copies:
         table.caption = (
             f"copies: loss in nats on the {evaluation.copies:,} tokens that were seen before, out of the window only; "

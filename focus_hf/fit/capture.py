@@ -85,9 +85,9 @@ def _backward(model: Any, window: Tensor, generator: torch.Generator) -> None:
 
 
 def _slope_of_sampled_targets(logits: Tensor, generator: torch.Generator) -> Tensor:
-    """Gradient by the logits ``(T, V)`` of the log-probability of targets drawn from them, some rows at a time: of a
-    long window they are the largest thing in memory."""
-    slope = torch.empty_like(logits)
+    """Gradient by the logits ``(T, V)`` of the log-probability of targets drawn from them, in their place: of a long
+    window they are the largest thing in memory. (Were they needed to go backward, autograd would say so.)"""
+    slope = logits.detach()
     for start in range(0, len(logits), _ROWS):
         shares = torch.softmax(logits[start : start + _ROWS].float(), dim=-1)
         targets = torch.multinomial(shares.cpu(), 1, generator=generator).to(shares.device)

@@ -73,13 +73,14 @@ class Evaluation:
         data: the text, in words.
         context_length: tokens per window.
         rows: one mapping a line: ``mode`` (dense, local, soft, hard, or one of `OPPONENTS`), ``top_k``, ``budget`` (of
-            an adapter that has several, by its share of pairs), ``width`` (of an opponent: of the window that reads
-            as many keys), ``perplexity``, ``excess`` and ``stderr`` (nats per token above dense, and the standard
-            error of that over windows), ``pairs`` (share of possible pairs that routed layers attend to), ``loaded``
-            (share of the keys that are loaded for them, once for all query heads of a key head), ``scoring``
-            (of an opponent, what choosing costs beside them: ``products`` and ``bytes``, as shares of dense
-            attention's), ``positions`` (loss by position), ``copies`` and ``rest`` (loss in nats on tokens that were
-            seen before, out of the window only, and on all others).
+            an adapter that has several, by its share of pairs), ``width`` (of an opponent: of the window that reads as
+            many keys), ``perplexity``, ``excess`` and ``stderr`` (nats per token above dense, and the standard error
+            of that over windows), ``divergence`` (of predictions from dense attention's, nats per token), ``pairs``
+            (share of possible pairs that routed layers attend to), ``loaded`` (share of the keys that are loaded for
+            them, once for all query heads of a key head), ``scoring`` (of an opponent, what choosing costs beside
+            them: ``products`` and ``bytes``, as shares of dense attention's), ``positions`` (loss by position),
+            ``copies`` and ``rest`` (loss in nats on tokens that were seen before, out of the window only, and on all
+            others).
         stride: tokens from one window's start to the next.
         tokens: predicted tokens.
         revision: of the text: a data set's commit or a hash.

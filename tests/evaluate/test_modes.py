@@ -94,12 +94,12 @@ def test_every_row_of_focus_has_its_opponents_at_equal_pairs_beside_it():
     assert str(rows[3]) == "Quest, pages of 16, top_k=1"
     lines = [row.to_dict() for row in rows]
     (alike,) = tables(Results([Evaluation("text", 80, [line | {"loaded": line["pairs"]} for line in lines])]))
-    assert [column.header for column in alike.columns][3:5] == ["pairs attended", "choosing"]
-    assert list(alike.columns[4].cells)[3] == "+6.2 / 6.2 %"
+    assert [column.header for column in alike.columns][4:6] == ["pairs attended", "choosing"]
+    assert list(alike.columns[5].cells)[3] == "+6.2 / 6.2 %"
     lines[3]["loaded"] = 0.625
     (table,) = tables(Results([Evaluation("text", 80, lines)]))
-    assert [column.header for column in table.columns][3:6] == ["pairs attended", "keys loaded", "choosing"]
-    assert list(table.columns[4].cells)[3] == "62 %"
+    assert [column.header for column in table.columns][4:7] == ["pairs attended", "keys loaded", "choosing"]
+    assert list(table.columns[5].cells)[3] == "62 %"
 
 
 def test_choosing_is_paid_for_in_pairs_where_that_is_asked_for():

@@ -6,6 +6,8 @@ import math
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from focus_hf.adapter import focus_layers, routing_mode, set_routing
 from focus_hf.attention import Pattern
@@ -27,6 +29,7 @@ from focus_hf.evaluate import (
     quality_table,
     token_losses,
 )
+from focus_hf.evaluate.divergence import LIKELIEST, Divergence
 from tests.families import base_model, focus_model, logits, pairs_of, token_ids
 
 
@@ -121,6 +124,39 @@ def test_copies_and_the_rest_make_up_the_loss():
     assert results.evaluations[0].copies == int(copied.sum())
     (row,) = measure_quality(model, SlidingWindows.of(windows[0, :20], 20, 20), [Mode("dense")])
     assert row.copies is None and row.rest == pytest.approx(math.log(row.perplexity))
+
+
+def test_divergence_is_from_dense_attention():
+    """Of the whole model, beside its own logits; each text by itself, and only where dense attention was measured."""
+    model, windows = focus_model("llama"), token_ids(batch=3, length=60)
+    text = SlidingWindows(windows, torch.rand(3, 59, generator=torch.Generator().manual_seed(0)) < 0.5)
+    rows = list(measure_quality(model, text, list_modes(["dense", "hard", "local"], [1]), batch_size=2))
+    with attending(model, Mode("hard")):
+        focus = logits(model, windows)[:, :-1].double().log_softmax(-1)
+    dense = logits(base_model("llama"), windows)[:, :-1].double().log_softmax(-1)
+    expected = (dense.exp() * (dense - focus)).sum(-1)[text.scored].mean().item()
+    found = {row.mode: row.divergence for row in rows}
+    assert found["dense"] == 0
+    assert found["hard"] == pytest.approx(expected, rel=1e-3) and found["local"] > 0 and expected > 1e-6
+    assert [row.divergence for row in measure_quality(model, text, [Mode("hard")])] == [None]
+
+
+@settings(max_examples=30, deadline=None)
+@given(vocabulary=st.integers(2, 2000), spread=st.floats(0, 30), seed=st.integers(0, 100))
+def test_divergence_of_many_tokens_is_a_close_bound(vocabulary, spread, seed):
+    one, two = torch.randn(2, 5, vocabulary, generator=torch.Generator().manual_seed(seed)) * spread
+    two = one + 0.1 * two
+    divergence = Divergence()
+    for predicted in (one, two, one):
+        divergence.look(0, predicted)
+    assert divergence.mean(torch.ones(1, 5, dtype=torch.bool)) == 0
+    divergence.look(0, two)
+    p, q = (logits.double().log_softmax(-1) for logits in (one, two))
+    whole = (p.exp() * (p - q)).sum(-1).mean().item()
+    found = divergence.mean(torch.ones(1, 5, dtype=torch.bool))
+    assert found <= whole * (1 + 1e-3) + 1e-5
+    if vocabulary <= LIKELIEST:
+        assert found == pytest.approx(whole, rel=1e-3, abs=1e-5)
 
 
 def test_sliding_windows_say_what_is_wrong():
