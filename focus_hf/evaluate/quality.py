@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from torch import Tensor, nn
 
-from ..adapter import Router, focus_layers, observe_routing
+from ..adapter import focus_layers
 from .divergence import Divergence
 from .modes import OPPONENTS, Mode, at_share, attending, list_modes
 from .opponents import less_scoring, selector_named
@@ -39,8 +39,6 @@ class QualityRow:
         copies, rest: mean loss in nats on tokens that were seen before, out of the adapter's window only (see
             `far_copies`), and on all others; ``None`` where there are none.
         scoring: what an opponent's choosing costs, see `focus_hf.evaluate.opponents.Cost`.
-        largest_group, smallest_group: share of memberships in the largest and the smallest group of any layer, on this
-            text, in hard mode.
     """
 
     mode: str
@@ -48,8 +46,6 @@ class QualityRow:
     perplexity: float
     pairs: float
     positions: list[dict[str, float]] = field(default_factory=list)
-    largest_group: float | None = None
-    smallest_group: float | None = None
     copies: float | None = None
     rest: float | None = None
     width: int | None = None
@@ -116,17 +112,14 @@ def measure_quality(
             if setting not in focus_pairs:
                 focus_pairs[setting] = focus_share(model, mode, text.windows)
             mode = matched(mode, focus_pairs[setting], text.windows.shape[1], count_scoring)
-        members: dict[Router, Tensor] = {}
         compared = mode.name == "dense" or dense is not None
         with attending(model, mode, text.windows) as counted:
-            with observe_routing(model, _count_members(members)):
-                losses = token_losses(model, text.windows, batch_size, divergence.look if compared else None)
+            losses = token_losses(model, text.windows, batch_size, divergence.look if compared else None)
             if counted is not None:
                 pairs, loaded = counted.share, counted.loaded_share
             else:
                 pairs = 1.0 if mode.name in ("dense", "soft") else attended_share(model, text.windows[:_COUNTED])
                 loaded = pairs  # all query heads of a key head read the same
-        shares = [counts / counts.sum() for counts in members.values()] if mode.name == "hard" else []
         if mode.name == "dense":
             dense = losses
         if mode.name == "hard":
@@ -138,8 +131,6 @@ def measure_quality(
             text.perplexity(losses),
             pairs,
             position_curve(losses),
-            max((float(share.max()) for share in shares), default=None),
-            min((float(share.min()) for share in shares), default=None),
             _mean(losses[copies]),
             _mean(losses[text.scored & ~copies]),
             mode.width,
@@ -182,13 +173,3 @@ def scoring_of(mode: Mode, length: int) -> dict[str, float] | None:
 
 def _mean(losses: Tensor) -> float | None:
     return losses.double().mean().item() if losses.numel() else None
-
-
-def _count_members(members: dict[Router, Tensor]) -> Callable[[Router, Tensor, Tensor], None]:
-    """An observer that adds up how many tokens each group of each layer holds."""
-
-    def count(layer: Router, scores: Tensor, memberships: Tensor) -> None:
-        counts = memberships.flatten(0, 1).sum(dim=0).double()
-        members[layer] = members[layer] + counts if layer in members else counts
-
-    return count

@@ -31,19 +31,17 @@ def _quality(evaluation: Evaluation) -> Table:
     columns = ["attention", "perplexity", "to dense", "divergence", "pairs attended"]
     opposed = any(row.get("scoring") for row in evaluation.rows)
     loads = any(row.get("loaded") not in (None, row["pairs"]) for row in evaluation.rows)
-    columns += ["keys loaded"] * loads + ["choosing"] * opposed + ["copies", "rest", "largest group"]
+    columns += ["keys loaded"] * loads + ["choosing"] * opposed + ["copies", "rest"]
     table = _table(title, *columns)
     dense = evaluation.perplexity("dense")
     for row in evaluation.rows:
         change = "" if dense is None else to_dense(row, dense)
-        largest = row.get("largest_group")
-        shown = "" if largest is None else f"{100 * largest:.1f} %"
         losses = ["" if (loss := row.get(name)) is None else f"{loss:.3f}" for name in ("copies", "rest")]
         loaded = "" if row.get("loaded") is None else f"{100 * row['loaded']:.0f} %"
         cost = [loaded] * loads + [_choosing(row.get("scoring"))] * opposed
         pairs = f"{100 * row['pairs']:.0f} %"
         far = "" if row.get("divergence") is None else f"{row['divergence']:.4f}"
-        table.add_row(_name(row), f"{row['perplexity']:.2f}", change, far, pairs, *cost, *losses, shown)
+        table.add_row(_name(row), f"{row['perplexity']:.2f}", change, far, pairs, *cost, *losses)
     if evaluation.copies:
         table.caption = (
             f"copies: loss in nats on the {evaluation.copies:,} tokens that were seen before, out of the window only; "

@@ -221,23 +221,6 @@ def test_pairs_count_the_dense_start():
     assert attended_share(model, windows) == pytest.approx(expected)
 
 
-def test_groups_are_counted_on_all_of_the_text():
-    model, windows = focus_model("llama"), token_ids(batch=6, length=60)
-    dense, hard = measure_quality(
-        model, SlidingWindows.of(windows.flatten(), 60, 60), list_modes(["dense", "hard"], [2])
-    )
-    assert dense.largest_group is None
-    set_routing(model, top_k=2)
-    seen = {}
-    for layer in focus_layers(model):
-        layer.observer = lambda layer, scores, memberships: seen.__setitem__(layer, memberships)
-    logits(model, windows)
-    shares = torch.stack([members.float().mean(dim=(0, 1)) / 2 for members in seen.values()])
-    assert len(seen) == 3
-    assert hard.largest_group == pytest.approx(shares.max().item())
-    assert hard.smallest_group == pytest.approx(shares.min().item())
-
-
 def test_figures_of_positions(tmp_path):
     model, windows = focus_model("llama"), token_ids(batch=2, length=60)
     text = SlidingWindows.of(windows.flatten(), 60, 60)
