@@ -112,7 +112,7 @@ def evaluate_command(
     dtype: Dtype = "auto",
     batch_size: Annotated[int, typer.Option(help="Windows at a time.", min=1)] = 4,
     count_scoring: Annotated[
-        bool, typer.Option("--count-scoring", help="What opponents compute to choose is part of their pairs.")
+        bool, typer.Option("--count-scoring", help="What is computed to choose counts as pairs.")
     ] = False,
     seed: Annotated[int, typer.Option(help="Of the prompts of the probe, RULER and code.")] = 0,
     json_out: JsonFile = None,

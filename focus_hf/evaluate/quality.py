@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ..adapter import focus_layers
 from .divergence import Divergence
 from .modes import OPPONENTS, Mode, at_share, attending, list_modes
-from .opponents import less_scoring, selector_named
+from .opponents import Cost, less_scoring, selector_named
 from .perplexity import SlidingWindows, attended_share, paired_excess, position_curve, token_losses
 
 #: Windows on which pairs are counted: they hardly vary, and counting costs more than running the model.
@@ -38,7 +38,7 @@ class QualityRow:
             where dense was not measured.
         copies, rest: mean loss in nats on tokens that were seen before, out of the adapter's window only (see
             `far_copies`), and on all others; ``None`` where there are none.
-        scoring: what an opponent's choosing costs, see `focus_hf.evaluate.opponents.Cost`.
+        scoring: what choosing costs beside the pairs, see `scoring_of`.
     """
 
     mode: str
@@ -97,11 +97,13 @@ def measure_quality(
         text: the windows.
         modes: see `list_modes`.
         batch_size: windows at a time.
-        count_scoring: opponents without a width have as many pairs less what their choosing costs, in products.
+        count_scoring: opponents without a width have as many pairs less what their choosing costs, in products, and
+            with what Focus' costs.
 
     Raises:
         ValueError: no Focus adapter is active.
     """
+    length = text.windows.shape[1]
     copies = text.copies(focus_layers(model)[0].routing_config.local_window)
     dense: Tensor | None = None
     divergence = Divergence()
@@ -111,7 +113,8 @@ def measure_quality(
             setting = mode.top_k, mode.budget
             if setting not in focus_pairs:
                 focus_pairs[setting] = focus_share(model, mode, text.windows)
-            mode = matched(mode, focus_pairs[setting], text.windows.shape[1], count_scoring)
+            own = _scoring_of_cells(model, length) if count_scoring else None
+            mode = matched(mode, focus_pairs[setting] + (own.products if own else 0), length, count_scoring)
         compared = mode.name == "dense" or dense is not None
         with attending(model, mode, text.windows) as counted:
             losses = token_losses(model, text.windows, batch_size, divergence.look if compared else None)
@@ -137,7 +140,7 @@ def measure_quality(
             excess,
             stderr,
             mode.budget,
-            scoring_of(mode, text.windows.shape[1]),
+            scoring_of(model, mode, length),
             loaded,
             divergence.mean(text.scored) if compared else None,
         )
@@ -166,9 +169,30 @@ def matched(mode: Mode, share: float, length: int, count_scoring: bool = False) 
     return at_share(mode, share, length)
 
 
-def scoring_of(mode: Mode, length: int) -> dict[str, float] | None:
-    """What an opponent's choosing costs in windows of a length, see `focus_hf.evaluate.opponents.Cost`."""
-    return asdict(selector_named(mode.name).cost(length)) if mode.name in OPPONENTS else None
+def scoring_of(model: nn.Module, mode: Mode, length: int) -> dict[str, float] | None:
+    """What choosing costs beside the pairs in windows of a length, see `focus_hf.evaluate.opponents.Cost`.
+
+    Of opponents, and of Focus by cells; ``None`` of anything else.
+    """
+    if mode.name in OPPONENTS:
+        return asdict(selector_named(mode.name).cost(length))
+    own = _scoring_of_cells(model, length) if mode.name == "hard" else None
+    return asdict(own) if own else None
+
+
+def _scoring_of_cells(model: nn.Module, length: int) -> Cost | None:
+    """Each number of the adapter is one product of a token, and the group of each key one number that is read."""
+    layers = focus_layers(model)
+    config = layers[0].routing_config
+    if not config.by_cells:
+        return None
+    heads, queries, size = config.key_value_heads, config.query_heads, config.head_dim
+    assert heads and queries and size  # checked where the configuration met the model
+    numbers = sum(tensor.numel() for tensor in layers[0].tensors_of(layers[0].active_adapters[0]))
+    return Cost(
+        products=numbers / (queries * 2 * size) / ((length + 1) / 2),
+        bytes=(numbers / heads + length) / (2 * size * length),
+    )
 
 
 def _mean(losses: Tensor) -> float | None:

@@ -38,7 +38,7 @@ class EvaluationPlan:
         trials: prompts of the probe at each length.
         batch_size: windows at a time.
         seed: of the probe.
-        count_scoring: what an opponent's choosing costs, in products, is part of the pairs that it may read.
+        count_scoring: what choosing costs, in products, is part of the pairs, of Focus and of its opponents.
     """
 
     seq_lens: Sequence[int] = (1024,)

@@ -77,7 +77,7 @@ class Evaluation:
             many keys), ``perplexity``, ``excess`` and ``stderr`` (nats per token above dense, and the standard error
             of that over windows), ``divergence`` (of predictions from dense attention's, nats per token), ``pairs``
             (share of possible pairs that routed layers attend to), ``loaded`` (share of the keys that are loaded for
-            them, once for all query heads of a key head), ``scoring`` (of an opponent, what choosing costs beside
+            them, once for all query heads of a key head), ``scoring`` (what choosing costs beside
             them: ``products`` and ``bytes``, as shares of dense attention's), ``positions`` (loss by position),
             ``copies`` and ``rest`` (loss in nats on tokens that were seen before, out of the window only, and on all
             others).

@@ -122,3 +122,25 @@ def test_a_paired_error_is_that_of_the_differences():
     mean, stderr = paired_excess(dense + 0.5, dense, torch.ones(6, 9, dtype=torch.bool))
     assert mean == pytest.approx(0.5, abs=1e-5) and stderr < 1e-5
     assert paired_excess(dense[:1], dense[:1], torch.ones(1, 9, dtype=torch.bool)) == (0.0, None)
+
+
+def test_what_choosing_cells_costs_is_the_numbers_of_the_adapter():
+    model, windows = focus_model("llama", **CELLS), token_ids(batch=1, length=160)
+    text = SlidingWindows.of(windows.flatten(), 160, 160)
+    plain, counted = (
+        list(measure_quality(model, text, list_modes(["hard", "quest"], [1]), count_scoring=count))
+        for count in (False, True)
+    )
+    layer = focus_layers(model)[0]
+    config, numbers = layer.routing_config, sum(tensor.numel() for tensor in layer.tensors_of("default"))
+    own = plain[0].scoring
+    # of 160 tokens' products, by those of 160 * 161 / 2 pairs of every query head
+    assert own["products"] == pytest.approx(
+        160 * numbers / (160 * 161 / 2 * config.query_heads * 2 * config.head_dim), rel=1e-6
+    )
+    # a new token reads them once for each key head, and a group's number for each key
+    assert own["bytes"] == pytest.approx(
+        (numbers + config.key_value_heads * 160) / (config.key_value_heads * 160 * 2 * config.head_dim), rel=1e-6
+    )
+    # where choosing costs Focus more than it costs Quest, Quest may read more
+    assert counted[1].pairs == pytest.approx(min(plain[0].pairs + own["products"] - 1 / 16, 1), abs=0.01)
