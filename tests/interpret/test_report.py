@@ -175,9 +175,11 @@ def test_a_report_comes_back_from_its_file(parts, treebank, tmp_path):
         GroupReport.from_json(tmp_path / "bad.json")
 
 
-def test_a_report_of_640_groups_is_small(parts, treebank):
+def test_a_report_of_640_groups_is_small(parts, tmp_path):
     """As of a 70B model: 80 layers with 8 groups."""
     _, tokenizer = parts
+    treebank = tmp_path / "short.conllu"
+    treebank.write_text(GOOD * 20)
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=16,
