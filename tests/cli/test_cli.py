@@ -10,14 +10,16 @@ import socket
 import subprocess
 import sys
 import time
+import warnings
 from functools import partial
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from typer.testing import CliRunner
 
 from focus_hf.adapter.save import save_adapter
-from focus_hf.cli import app
+from focus_hf.cli import app, main
 from focus_hf.cli.app import HEADINGS
 from focus_hf.local_hub import LocalHub
 from tests.families import focus_model, httpx
@@ -31,6 +33,20 @@ def focus_hf(*arguments, timeout=240, **environment):
         text=True,
         timeout=timeout,
     )
+
+
+def refusal(capsys, *arguments):
+    """What a command that fails says, run in this process: starting one takes seconds."""
+    with (
+        mock.patch.object(sys, "argv", ["focus-hf", *map(str, arguments)]),
+        mock.patch.object(warnings, "showwarning", warnings.showwarning),
+        mock.patch.dict(os.environ, COLUMNS="200"),
+        pytest.raises(SystemExit) as stopped,
+    ):
+        main()
+    said = capsys.readouterr().err
+    assert stopped.value.code == 1 and "Traceback" not in said, said
+    return said
 
 
 @pytest.fixture(scope="module")
