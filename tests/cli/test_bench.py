@@ -37,8 +37,12 @@ def test_attention_and_decoding_as_json_on_the_screen():
 @pytest.mark.parametrize(
     ("what", "kinds"),
     [
-        ("decode,memory", ["decode", "memory of attention", "memory of model"]),
-        pytest.param("model", ["prefill", "generate"], marks=pytest.mark.slow),
+        ("attention,decode", ["attention", "decode"]),
+        pytest.param(
+            "model,memory",
+            ["prefill", "generate", "memory of attention", "memory of model"],
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_everything_else_into_files(tmp_path, what, kinds):
