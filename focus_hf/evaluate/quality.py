@@ -114,7 +114,7 @@ def measure_quality(
             if setting not in focus_pairs:
                 focus_pairs[setting] = focus_share(model, mode, text.windows)
             own = _scoring_of_cells(model, length) if count_scoring else None
-            mode = matched(mode, focus_pairs[setting] + (own.products if own else 0), length, count_scoring)
+            mode = matched(mode, focus_pairs[setting], length, count_scoring, own.products if own else 0.0)
         compared = mode.name == "dense" or dense is not None
         with attending(model, mode, text.windows) as counted:
             losses = token_losses(model, text.windows, batch_size, divergence.look if compared else None)
@@ -152,20 +152,21 @@ def focus_share(model: nn.Module, mode: Mode, windows: Tensor) -> float:
         return attended_share(model, windows[:_COUNTED])
 
 
-def matched(mode: Mode, share: float, length: int, count_scoring: bool = False) -> Mode:
+def matched(mode: Mode, share: float, length: int, count_scoring: bool = False, own: float = 0.0) -> Mode:
     """An opponent's mode with the width at which it reads as many pairs as Focus.
 
     Args:
         mode: of the opponent.
         share: of Focus.
         length: tokens of each window.
-        count_scoring: less what choosing costs.
+        count_scoring: with what choosing costs Focus, less what it costs the opponent.
+        own: what choosing costs Focus, in products.
 
     Raises:
         ValueError: choosing alone costs more.
     """
     if count_scoring:
-        share = less_scoring(share, selector_named(mode.name), length)
+        share = min(1.0, less_scoring(share + own, selector_named(mode.name), length))  # nobody reads more than all
     return at_share(mode, share, length)
 
 

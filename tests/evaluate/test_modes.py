@@ -20,6 +20,7 @@ from focus_hf.evaluate import (
 )
 from focus_hf.evaluate.opponents import SINKS, attend_by, make_selector, routable_layers
 from focus_hf.evaluate.perplexity import paired_excess
+from focus_hf.evaluate.quality import matched
 from focus_hf.evaluate.report import tables
 from focus_hf.records import Evaluation, Results
 from tests.families import CELLS, base_model, focus_model, logits, token_ids
@@ -142,5 +143,8 @@ def test_what_choosing_cells_costs_is_the_numbers_of_the_adapter():
     assert own["bytes"] == pytest.approx(
         (numbers + config.key_value_heads * 160) / (config.key_value_heads * 160 * 2 * config.head_dim), rel=1e-6
     )
-    # where choosing costs Focus more than it costs Quest, Quest may read more
+    # where choosing costs Focus more than it costs Quest, Quest may read more, but never more than all
     assert counted[1].pairs == pytest.approx(min(plain[0].pairs + own["products"] - 1 / 16, 1), abs=0.01)
+    quest = Mode("quest", 1)
+    assert matched(quest, 0.5, 160, True, 0.2).width == matched(quest, 0.7 - 1 / 16, 160).width
+    assert matched(quest, 0.99, 160, True, 0.2).width == matched(quest, 1.0, 160).width

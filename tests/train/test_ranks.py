@@ -42,7 +42,9 @@ def launch(processes: int, *arguments: object) -> None:
     assert all(worker.returncode == 0 for worker in workers), "\n".join(error[-3000:] for error in errors)
 
 
-@pytest.mark.parametrize(("gate", "distill"), [("hard", 0), ("additive", 0.8)])
+@pytest.mark.parametrize(
+    ("gate", "distill"), [("hard", 0), ("additive", 0.8), pytest.param("additive", 0, marks=pytest.mark.slow)]
+)
 def test_ddp_ends_where_one_process_does(tiny, tmp_path, gate, distill):
     for processes, batch_size in ((1, 4), (2, 2)):
         launch(processes, "ddp", tiny, tmp_path / str(processes), batch_size, gate, distill)
