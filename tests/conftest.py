@@ -1,5 +1,6 @@
 """Set before any library of Hugging Face is imported: no test may reach for the network."""
 
+import gc
 import os
 import tempfile
 
@@ -74,3 +75,8 @@ def pytest_collection_modifyitems(config, items):
         for item in items:
             if "gpu" in item.keywords:
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+def pytest_collection_finish() -> None:
+    """What the imports left is for good: the collections that follow (some of transformers' own) pass over it."""
+    gc.freeze()

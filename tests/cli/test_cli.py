@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import re
@@ -25,7 +27,8 @@ from focus_hf.local_hub import LocalHub
 from tests.families import focus_model, httpx
 
 
-def focus_hf(*arguments, timeout=240, **environment):
+def program(*arguments, timeout=240, **environment):
+    """The command in a process of its own, which takes seconds to start."""
     return subprocess.run(
         [Path(sys.executable).with_name("focus-hf"), *map(str, arguments)],
         env={**os.environ, "COLUMNS": "200", **environment},
@@ -35,18 +38,33 @@ def focus_hf(*arguments, timeout=240, **environment):
     )
 
 
-def refusal(capsys, *arguments):
-    """What a command that fails says, run in this process: starting one takes seconds."""
+def focus_hf(*arguments):
+    """The command in this process, with the warnings that a process of its own would show."""
+    line = ["focus-hf", *map(str, arguments)]
+    out, err = io.StringIO(), io.StringIO()
+    code = 0
     with (
-        mock.patch.object(sys, "argv", ["focus-hf", *map(str, arguments)]),
-        mock.patch.object(warnings, "showwarning", warnings.showwarning),
+        mock.patch.object(sys, "argv", line),
         mock.patch.dict(os.environ, COLUMNS="200"),
-        pytest.raises(SystemExit) as stopped,
+        warnings.catch_warnings(),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
     ):
-        main()
-    said = capsys.readouterr().err
-    assert stopped.value.code == 1 and "Traceback" not in said, said
-    return said
+        warnings.resetwarnings()
+        for category in (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning):
+            warnings.simplefilter("ignore", category)
+        try:
+            main()
+        except SystemExit as stopped:
+            code = stopped.code or 0
+    return subprocess.CompletedProcess(line, code, out.getvalue(), err.getvalue())
+
+
+def refusal(*arguments):
+    """What a command that fails says."""
+    done = focus_hf(*arguments)
+    assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
+    return done.stderr
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +76,7 @@ def adapter(tmp_path_factory):
 
 
 def test_every_command_has_help_with_an_example():
-    listed = focus_hf("--help")
+    listed = program("--help")
     assert listed.returncode == 0
     commands = [command.name or command.callback.__name__ for command in app.registered_commands]
     expected = "train fit eval compare groups explore card push pull search verify info bench demo hub"
@@ -105,14 +123,14 @@ def test_mistakes_are_one_line_and_exit_with_1(arguments, message):
 def test_push_and_pull(adapter, tmp_path):
     with LocalHub(tmp_path / "hub", token="t") as hub:
         place = {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path / "home"), "HF_TOKEN": "t"}
-        dry = focus_hf("push", adapter, "demo/cli", "--dry-run", "--json", **place)
+        dry = program("push", adapter, "demo/cli", "--dry-run", "--json", **place)
         assert json.loads(dry.stdout)["files"] == ["README.md", "adapter_config.json", "adapter_model.safetensors"]
-        pushed = focus_hf("push", adapter, "demo/cli", "--json", **place)
+        pushed = program("push", adapter, "demo/cli", "--json", **place)
         assert pushed.returncode == 0, pushed.stderr
         assert len(json.loads(pushed.stdout)["commit"]) == 40
-        pulled = focus_hf("pull", "demo/cli", tmp_path / "out", **place)
+        pulled = program("pull", "demo/cli", tmp_path / "out", **place)
         assert pulled.returncode == 0 and (tmp_path / "out" / "adapter_model.safetensors").is_file(), pulled.stderr
-        refused = focus_hf("push", adapter, "demo/cli", **{**place, "HF_TOKEN": ""})
+        refused = program("push", adapter, "demo/cli", **{**place, "HF_TOKEN": ""})
         assert refused.returncode == 1 and "hf auth login" in refused.stderr
 
 
@@ -188,7 +206,7 @@ def test_ctrl_c_in_a_training_says_how_to_go_on(tiny, tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_demo(tmp_path):
-    done = focus_hf("demo", "--out", tmp_path, timeout=900)
+    done = program("demo", "--out", tmp_path, timeout=900)
     assert done.returncode == 0, done.stderr
     for shown in ("dense (base model)", "window and sinks only", "Focus, top_k=1", "model.load_adapter", "PeftModel"):
         assert shown in done.stdout
@@ -205,7 +223,7 @@ def test_demo(tmp_path):
 def test_demo_with_a_model_and_a_text_of_ones_own(tiny, tmp_path):
     text, base, out = tmp_path / "notes.txt", tiny / "base", tmp_path / "own"
     text.write_text("It was the best of times, it was the worst of times. " * 3000)
-    own = focus_hf("demo", "--base", base, "--text", text, "--out", out, "--steps", 3, timeout=900)
+    own = program("demo", "--base", base, "--text", text, "--out", out, "--steps", 3, timeout=900)
     assert own.returncode == 0 and "notes-held-out.txt" in own.stdout, own.stderr
     assert "base model (loss" not in own.stdout  # it was not trained
 
@@ -221,13 +239,13 @@ def test_demo_with_a_model_and_a_text_of_ones_own(tiny, tmp_path):
 
     # every number on its card can be measured again
     texts = ["--text", out / "notes-train.txt", "--text", out / "notes-held-out.txt"]
-    verified = focus_hf("verify", out / "adapter", "--model", out / "base", *texts, "--json")
+    verified = program("verify", out / "adapter", "--model", out / "base", *texts, "--json")
     claims = json.loads(verified.stdout)["claims"]
     assert verified.returncode == 0 and {claim["verdict"] for claim in claims} == {"holds"}, verified.stdout
     assert {"perplexity", "shares", "largest"} <= {claim["what"].split()[0] for claim in claims}
 
     text.write_text("too short")
-    refused = focus_hf("demo", "--base", base, "--text", text, "--out", tmp_path / "refused")
+    refused = program("demo", "--base", base, "--text", text, "--out", tmp_path / "refused")
     assert refused.returncode == 1 and "fewer than one window of 512" in refused.stderr
     assert "Traceback" not in refused.stderr
 
@@ -241,6 +259,6 @@ def test_demo_against_a_treebank(tiny, tmp_path):
     )
     (tmp_path / "gold.conllu").write_text(gold)
     text = ["--text", tiny / "train.txt", "--treebank", tmp_path / "gold.conllu"]
-    done = focus_hf("demo", "--base", tiny / "base", *text, "--out", tmp_path / "out", "--steps", 1, timeout=900)
+    done = program("demo", "--base", tiny / "base", *text, "--out", tmp_path / "out", "--steps", 1, timeout=900)
     assert done.returncode == 0, done.stderr
     assert "NMI with kinds of words" in (tmp_path / "out" / "adapter" / "README.md").read_text()

@@ -17,7 +17,7 @@ from focus_hf.evaluate.command import add_to_adapter
 from focus_hf.hub import load_adapted
 from focus_hf.records import load_results
 from focus_hf.texts import tokenize_windows
-from tests.cli.test_cli import focus_hf, refusal
+from tests.cli.test_cli import focus_hf, program, refusal
 from tests.families import focus_model, logits, token_ids
 
 TRAIN = [
@@ -162,9 +162,9 @@ def test_eval_into_files_and_into_the_adapter(adapter, tiny, tmp_path):
         (["--text", "{text}", "--adapter", "org/name", "--write"], "pull org/name into one first"),
     ],
 )
-def test_mistakes_are_one_line(adapter, tiny, arguments, message, capsys):
+def test_mistakes_are_one_line(adapter, tiny, arguments, message):
     filled = [part.format(text=tiny / "held_out.txt") for part in arguments]
-    assert message in refusal(capsys, "eval", "--adapter", adapter, *filled)
+    assert message in refusal("eval", "--adapter", adapter, *filled)
 
 
 def test_train_mistakes_are_one_line(tiny, tmp_path, capsys):
@@ -182,7 +182,7 @@ def test_train_mistakes_are_one_line(tiny, tmp_path, capsys):
         (["train", *text], "model is missing: give --model"),
         ([*base, "--train-file", "/no/such/file"], "No such file or directory"),
     ):
-        assert message in refusal(capsys, *arguments)
+        assert message in refusal(*arguments)
 
 
 def test_a_yaml_file_and_flags_over_it(tiny, tmp_path):
@@ -259,6 +259,7 @@ def test_the_probe_sees_what_a_mode_attends_to():
     assert abs(local.gain) < abs(dense.gain)  # three layers of eight tokens reach 24 far, the needles are farther
 
 
+@pytest.mark.slow  # the harness takes most of a minute to import
 def test_benchmarks_of_a_local_task_file(adapter, tmp_path):
     pytest.importorskip("lm_eval")
     examples = [{"question": f"Is {i} even?", "choices": ["yes", "no"], "answer": i % 2} for i in range(12)]
@@ -269,7 +270,7 @@ def test_benchmarks_of_a_local_task_file(adapter, tmp_path):
         "doc_to_text: '{{question}}'\ndoc_to_choice: '{{choices}}'\ndoc_to_target: '{{answer}}'\n"
         "metric_list:\n  - metric: acc\n    aggregation: mean\n    higher_is_better: true\n"
     )
-    done = focus_hf(
+    done = program(
         "eval",
         "--adapter",
         adapter,

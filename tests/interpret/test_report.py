@@ -219,7 +219,7 @@ def test_groups_from_the_command_line(parts, tiny, treebank, tmp_path, capsys):
         ([], "Give --text, --treebank or both"),
         (["--text", tiny / "held_out.txt", "--json", "-", "--markdown", "-"], "Only one of --json and --markdown"),
     ):
-        assert message in refusal(capsys, "groups", "--adapter", adapter, *arguments)
+        assert message in refusal("groups", "--adapter", adapter, *arguments)
 
 
 def test_missing_packages_are_named(parts, tiny, treebank, tmp_path):
@@ -259,7 +259,7 @@ def test_groups_of_two_adapters_are_matched(parts, tiny, tmp_path, capsys):
         assert all(m["overlap"] in (0.0, 1.0) for m in layer["matches"])
     done = run("groups", "--adapter", tmp_path / "one", "--against", tmp_path / "two", *text)
     assert "(1.00)" in done.stdout
-    said = refusal(capsys, "groups", "--adapter", tmp_path / "one", "--against", tmp_path / "two", *text, "--write")
+    said = refusal("groups", "--adapter", tmp_path / "one", "--against", tmp_path / "two", *text, "--write")
     assert "--against compares two adapters on a --text" in said
 
 
