@@ -20,7 +20,7 @@ def fresh_compiler():
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("padded", [pytest.param(False, marks=pytest.mark.slow), True])
 @ROUTINGS
 def test_a_prefill_is_one_graph(family, padded, changes):
     model, ids = focus_model(family, **changes).base_model.model, token_ids(length=48)

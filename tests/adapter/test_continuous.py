@@ -232,7 +232,7 @@ def test_pages_written_under_other_settings_are_not_shared(family: str, monkeypa
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("space", [0.0, 0.01])
+@pytest.mark.parametrize("space", [pytest.param(0.0, marks=pytest.mark.slow), 0.01])
 @pytest.mark.parametrize("routing", ROUTINGS)
 def test_requests_put_aside(family: str, space: float, routing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cache too small for all: some are begun anew (no space), or go to the CPU and come back."""

@@ -123,6 +123,7 @@ def test_limits_and_pairs_are_counted():
     assert bench_decode(setting, seconds=0.01).limit == pytest.approx(expected, rel=0.15)
 
 
+@pytest.mark.slow  # each figure is a process of its own
 def test_memory_counts_what_the_inputs_take():
     setting = Setting(8192, heads=4, kv_heads=4, head_dim=64)
     measured = bench_memory(setting)

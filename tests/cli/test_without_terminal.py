@@ -22,6 +22,7 @@ from focus_hf.records.adapter_files import weights_hash
 from focus_hf.records.sample import TokenSample, same_groups
 from focus_hf.texts import TextSource, cut
 from focus_hf.train.calibration import largest_groups
+from tests.cli.test_cli import focus_hf
 
 FOCUS_HF = Path(sys.executable).with_name("focus-hf")
 
@@ -59,11 +60,11 @@ def test_training_writes_a_line_at_every_logging_step(trained):
 
 def test_eval_and_groups_say_how_far_they_are(trained, tiny):
     shared = ["--adapter", trained[0], "--model", tiny / "base", "--text", tiny / "held_out.txt", "--seq-len", "64"]
-    done = subprocess.run([FOCUS_HF, "eval", *shared, "--top-k", "1,2"], capture_output=True, text=True, timeout=240)
+    done = focus_hf("eval", *shared, "--top-k", "1,2")
     assert done.returncode == 0, done.stderr
     rows = [line for line in done.stderr.splitlines() if line.startswith("held_out.txt, 64 tokens: ")]
     assert [re.search(r": (\d)/6, \d:\d\d:\d\d so far", row)[1] for row in rows] == list("123456"), done.stderr
-    done = subprocess.run([FOCUS_HF, "groups", *shared], capture_output=True, text=True, timeout=240)
+    done = focus_hf("groups", *shared)
     assert done.returncode == 0, done.stderr
     assert re.fullmatch(r"tokens: [\d,]{5,}, \d:\d\d:\d\d so far", done.stderr.splitlines()[-1]), done.stderr
 

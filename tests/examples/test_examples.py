@@ -22,6 +22,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from focus_hf import FocusConfig
 from focus_hf.adapter import focus_layers
 from focus_hf.train import TrainRecipe
+from tests.cli.test_cli import focus_hf
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
@@ -274,7 +275,7 @@ def test_a_first_adapter(tiny, tmp_path):
     (reports / "train.jsonl").write_text(
         "".join(json.dumps({"report": one, "summary": ""}) + "\n" for one in documents)
     )
-    command = [sys.executable, "-m", "focus_hf.cli", "train", "--config", EXAMPLES / "first_adapter.yaml"]
+    command = ["train", "--config", EXAMPLES / "first_adapter.yaml"]
     command += [
         "--model",
         tiny / "base",
@@ -289,7 +290,7 @@ def test_a_first_adapter(tiny, tmp_path):
     ]
     command += ["--seq-len", 256, "--local-window", 16, "--max-steps", 2, "--logging-steps", 1, "--eval-windows", 4]
     command += ["--trainer", "use_cpu=true"]
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=280)
+    done = focus_hf(*command)
     assert done.returncode == 0, done.stderr
     assert "loss" in done.stderr and "top_k=1" in done.stdout and "window" in done.stdout
     config = json.loads((tmp_path / "a" / "adapter_config.json").read_text())

@@ -325,7 +325,7 @@ def cases():
             if operation != "info":  # the same requests for another purpose: every third
                 answers = dict(list(answers.items())[len(kind) % 3 :: 3])
             for name, sent in answers.items():
-                yield operation, f"{kind}: {name}", only(kind, sent), False
+                yield operation, f"{kind}: {name}", only(kind, sent), "megabyte" in name
             waits = ENDLESS if kind in ("info", WEIGHTS) and operation in ("info", "pull") else {}
             for name, sent in (waits or dict(list(ENDLESS.items())[len(kind) % 5 :: 5])).items():
                 yield operation, f"{kind}: {name}", only(kind, sent), True

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 
+import pytest
 from huggingface_hub import HfApi
 
 from focus_hf.commits import commit_of
@@ -49,6 +50,7 @@ def run(code, hub, home, *arguments):
     return done.stdout
 
 
+@pytest.mark.slow  # four processes
 def test_another_base_model_in_the_place_of_the_pinned_one(tiny, tmp_path):
     with LocalHub(tmp_path / "hub", token="t") as hub:
         api = HfApi(endpoint=hub.endpoint, token="t")

@@ -43,7 +43,8 @@ def launch(processes: int, *arguments: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("gate", "distill"), [("hard", 0), ("additive", 0.8), pytest.param("additive", 0, marks=pytest.mark.slow)]
+    ("gate", "distill"),
+    [("hard", 0), *(pytest.param("additive", weight, marks=pytest.mark.slow) for weight in (0, 0.8))],
 )
 def test_ddp_ends_where_one_process_does(tiny, tmp_path, gate, distill):
     for processes, batch_size in ((1, 4), (2, 2)):
