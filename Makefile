@@ -85,11 +85,12 @@ else
 INSTALL = --editable ".[dev]"
 endif
 
+# Python compiles what is imported when it is imported; pip would compile all of it, for longer than it installs.
 $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet $(TORCH)
-	$(BIN)/python -m pip install --quiet $(INSTALL)
+	$(BIN)/python -m pip install --quiet --no-compile $(TORCH)
+	$(BIN)/python -m pip install --quiet --no-compile $(INSTALL)
 	touch $(READY)
 
 # torchvision and its kin, which vLLM's CPU build brings for other models, do not fit the CPU build of torch.

@@ -242,6 +242,7 @@ def test_notebook_stores_no_outputs():
         assert cell["cell_type"] == "markdown" or (cell["outputs"] == [] and cell["execution_count"] is None)
 
 
+@pytest.mark.slow
 def test_notebook_runs(tiny, adapters, monkeypatch):
     """In a kernel of its own, as a reader runs it."""
     for package in ("matplotlib", "sklearn", "ipykernel"):

@@ -175,6 +175,7 @@ def test_a_report_comes_back_from_its_file(parts, treebank, tmp_path):
         GroupReport.from_json(tmp_path / "bad.json")
 
 
+@pytest.mark.slow
 def test_a_report_of_640_groups_is_small(parts, tmp_path):
     """As of a 70B model: 80 layers with 8 groups."""
     _, tokenizer = parts

@@ -15,6 +15,7 @@ from focus_hf.train import TrainRecipe
 from studies.lora import compare_with_lora
 
 
+@pytest.mark.slow
 def test_focus_beside_lora(tiny, tmp_path):
     out = tmp_path / "comparison"
     done = subprocess.run(
