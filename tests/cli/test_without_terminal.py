@@ -91,7 +91,8 @@ def test_a_terminal_gets_bars():
     assert isinstance(progress_display(Console(force_terminal=True, force_interactive=False)), LineProgress)
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_stopped_while_it_measures_it_leaves_an_adapter_that_works(tiny, tmp_path, how):
     long = tmp_path / "long.txt"
     long.write_text((tiny / "held_out.txt").read_text() * 40)

@@ -38,6 +38,7 @@ def adapter(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_the_notebook_runs_from_first_line_to_last(adapter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a kernel of its own, as a reader runs it."""
     pytest.importorskip("ipykernel")

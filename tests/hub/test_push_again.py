@@ -155,6 +155,7 @@ def test_a_push_in_between_that_changes_the_same_file_stops_ours(hub, api, adapt
     assert Path(hf_hub_download(name, "adapter_config.json", endpoint=hub.endpoint)).read_bytes() == theirs
 
 
+@pytest.mark.slow
 def test_two_processes_push_at_once_and_nothing_is_lost(hub, adapter, tmp_path, name):
     """Either both arrive one after the other, or one is told to look again; never a mixture."""
     push(hub, adapter, name)

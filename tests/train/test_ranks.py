@@ -67,6 +67,7 @@ def test_ddp_ends_where_one_process_does(tiny, tmp_path, gate, distill):
         assert second["perplexity"] == pytest.approx(first["perplexity"], rel=1e-3)
 
 
+@pytest.mark.slow
 def test_fsdp2_ends_where_one_process_does(tiny, tmp_path):
     """Parameters in shards, balance potentials among them."""
     launch(1, "fsdp", tiny, tmp_path / "1", 4, "additive")
