@@ -178,15 +178,14 @@ def shared_tokens(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-def mostly_slow(families: Sequence[str]) -> list[Any]:
-    """The others are slow: what pages do is not the family's business."""
-    return [families[0], *(pytest.param(family, marks=pytest.mark.slow) for family in families[1:])]
+#: Sliding layers share no pages. What pages do is not the family's business, so all but one are slow.
+FULL_ATTENTION = [
+    pytest.param(family, marks=[pytest.mark.slow] if number else [])
+    for number, family in enumerate(family for family in FAMILIES if family not in INTERLEAVED)
+]
 
 
-FULL_ATTENTION = [family for family in FAMILIES if family not in INTERLEAVED]  # sliding layers share no pages
-
-
-@pytest.mark.parametrize("family", mostly_slow(FULL_ATTENTION))
+@pytest.mark.parametrize("family", FULL_ATTENTION)
 @pytest.mark.parametrize("sharing", [True, False])
 def test_prompts_that_begin_alike_share_pages(family: str, sharing: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     model, prompts = focus_model(family), [prompts_of((48,))[0], prompts_of((61,))[0]]
@@ -200,7 +199,7 @@ def test_prompts_that_begin_alike_share_pages(family: str, sharing: bool, monkey
     assert max(found, default=0) == (48 if sharing else 0)
 
 
-@pytest.mark.parametrize("family", mostly_slow(FULL_ATTENTION))
+@pytest.mark.parametrize("family", FULL_ATTENTION)
 def test_pages_written_under_other_settings_are_not_shared(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One cache, the same prompts, and each time another adapter, mode, dial, or centroids that were changed."""
     model, prompts = focus_model(family), prompts_of((48, 61))
