@@ -62,11 +62,14 @@ def environment() -> dict[str, Any]:
 
 def summary(facts: dict[str, Any]) -> str:
     """One line that goes under a table."""
-    devices = ", ".join(
-        f"{device['name']} ({device['threads']} threads)" if "threads" in device else device["name"]
-        for device in facts["devices"]
-    )
+    devices = ", ".join(f"{device['name']}{_threads(device)}" for device in facts["devices"])
     return f"{devices}; torch {facts['packages']['torch']}; {facts['date']}"
+
+
+def _threads(device: dict[str, Any]) -> str:
+    if "threads" not in device:
+        return ""
+    return f" ({device['threads']} thread{'' if device['threads'] == 1 else 's'})"
 
 
 def _version(package: str) -> str | None:
@@ -101,9 +104,9 @@ def measured_with() -> dict[str, str]:
     shown = ("focus-hf", "torch", "transformers", "peft")
     versions = {name: facts["packages"][name] for name in shown if name in facts["packages"]}
     *_, device = facts["devices"]
-    count = max(1, torch.cuda.device_count())
-    cores = f" ({device['threads']} threads)" if "threads" in device else (f" x {count}" if count > 1 else "")
-    return {**versions, "on": f"{device['name']}{cores}", "date": facts["date"]}
+    count = torch.cuda.device_count()
+    several = f" x {count}" if count > 1 else ""
+    return {**versions, "on": f"{device['name']}{_threads(device) or several}", "date": facts["date"]}
 
 
 def check_device(device: str) -> None:

@@ -1,9 +1,9 @@
-"""Focus and LoRA of one size on one domain: what each gains there, and what it costs elsewhere.
+"""Focus and LoRA on one domain: what each gains there, and what it costs elsewhere.
 
     python -m studies.lora --model org/base --train-file law.txt --eval-file law-test.txt \
-        --retention-file general.txt --output-dir comparison
+        --retention-file general.txt --output-dir comparison --lora-rank 2 --lora-rank 16 --lora-learning-rate 2e-4
 
-Takes the flags of `focus-hf train`.
+Takes the flags of `focus-hf train`; without a rank LoRA has as many parameters as Focus.
 """
 
 from __future__ import annotations
@@ -62,20 +62,25 @@ class ComparisonRow:
 
 
 def compare_with_lora(
-    recipe: TrainRecipe, retention_file: Path, lora_learning_rate: float, progress: Progress
+    recipe: TrainRecipe,
+    retention_file: Path,
+    lora_ranks: Sequence[int],
+    lora_learning_rates: Sequence[float],
+    progress: Progress,
 ) -> list[ComparisonRow]:
-    """Train Focus, then LoRA of the rank whose parameters are closest in number, on the same windows and steps.
+    """Train Focus, then LoRA of several ranks, on the same windows and steps.
 
     Args:
         recipe: of Focus; LoRA takes its windows, steps, batch size and seed. Its ``eval_file`` is the domain's
             held-out text.
         retention_file: text of another domain.
-        lora_learning_rate: of LoRA, which wants a smaller one than centroids do.
+        lora_ranks: of LoRA; none for the one whose parameters are closest in number to Focus'.
+        lora_learning_rates: of LoRA, which wants a smaller one than centroids do; each rank is trained at each.
         progress: shows how far it is.
 
     Returns:
         Rows for the base model, Focus (dense ``soft`` routing, then hard at each ``top_k`` with a window of as many
-        pairs) and LoRA.
+        pairs) and every LoRA.
 
     Raises:
         ValueError: bad input, see `train`.
@@ -107,16 +112,18 @@ def compare_with_lora(
 
     base = copy.deepcopy(model)
     base.delete_adapter("default")
-    lora, name = _closest_lora(base, centroids)
-    set_seed(recipe.seed)
-    started = time.monotonic()
-    _train_lora(lora, recipe, windows, lora_learning_rate, progress)
-    seconds = time.monotonic() - started
-    parameters = sum(p.numel() for p in lora.parameters() if p.requires_grad)
-    lora.save_pretrained(Path(recipe.output_dir) / "lora")
-    rows.append(
-        ComparisonRow(name, parameters, perplexity(lora, domain), perplexity(lora, other), 1.0, round(seconds))
-    )
+    tried = [(rank, rate) for rank in lora_ranks or [_closest_rank(base, centroids)] for rate in lora_learning_rates]
+    for rank, rate in tried:
+        out = Path(recipe.output_dir) / ("lora" if len(tried) == 1 else f"lora-{rank}-{rate:g}")
+        lora = _lora(copy.deepcopy(base), rank)
+        set_seed(recipe.seed)
+        started = time.monotonic()
+        _train_lora(lora, replace(recipe, output_dir=str(out), learning_rate=rate), windows, progress)
+        seconds = round(time.monotonic() - started)
+        lora.save_pretrained(out)
+        parameters = sum(p.numel() for p in lora.parameters() if p.requires_grad)
+        name = f"LoRA, rank {rank}, rate {rate:g}"
+        rows.append(ComparisonRow(name, parameters, perplexity(lora, domain), perplexity(lora, other), 1.0, seconds))
     return rows
 
 
@@ -162,31 +169,23 @@ def _label(mode: Mode) -> str:
     return "soft" if mode.name == "soft" else f"top_k={mode.top_k}"
 
 
-def _closest_lora(base: Any, budget: int) -> tuple[Any, str]:
-    """LoRA on the query and value projections, of the rank closest in parameters."""
+def _closest_rank(base: Any, budget: int) -> int:
+    """The rank of LoRA whose parameters come closest in number."""
+    with torch.device("meta"):
+        one = _lora(copy.deepcopy(base).to("meta"), 1)
+    return max(1, round(budget / sum(p.numel() for p in one.parameters() if p.requires_grad)))
+
+
+def _lora(base: Any, rank: int) -> Any:
+    """LoRA on the query and value projections."""
     from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as TARGETS
 
-    def count(rank: int) -> int:
-        with torch.device("meta"):
-            model = get_peft_model(copy.deepcopy(base).to("meta"), config(rank))
-        return sum(p.numel() for p in model.parameters() if p.requires_grad)
-
-    def config(rank: int) -> LoraConfig:
-        targets = None if base.config.model_type in TARGETS else "all-linear"
-        return LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=targets, task_type="CAUSAL_LM")
-
-    one = count(1)
-    rank = max(1, round(budget / one))
-    return get_peft_model(base, config(rank)), f"LoRA, rank {rank}"
+    targets = None if base.config.model_type in TARGETS else "all-linear"
+    return get_peft_model(base, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=targets, task_type="CAUSAL_LM"))
 
 
-def _train_lora(
-    model: nn.Module, recipe: TrainRecipe, windows: Tensor, learning_rate: float, progress: Progress
-) -> None:
-    out = str(Path(recipe.output_dir) / "lora")
-    arguments = training_arguments(
-        replace(recipe, output_dir=out, learning_rate=learning_rate, eval_steps=0, early_stopping=0)
-    )
+def _train_lora(model: nn.Module, recipe: TrainRecipe, windows: Tensor, progress: Progress) -> None:
+    arguments = training_arguments(replace(recipe, eval_steps=0, early_stopping=0))
     arguments.disable_tqdm = True
     trainer = Trainer(
         model=model, args=arguments, train_dataset=WindowDataset(windows), callbacks=[RichProgress(progress, "LoRA")]
@@ -205,20 +204,26 @@ def _flag(name: str, kind: Any, default: Any, help: str) -> inspect.Parameter:
     TrainRecipe,
     more=[
         _flag("retention_file", Path, inspect.Parameter.empty, "Text of another domain."),
-        _flag("lora_learning_rate", float, 2e-3, "Of LoRA; centroids take --learning-rate."),
+        _flag("lora_rank", list[int], (), "Of LoRA, may be repeated; by default as many parameters as Focus'."),
+        _flag("lora_learning_rate", list[float], (2e-3,), "Of LoRA, may be repeated; Focus takes --learning-rate."),
         _flag("json", str | None, None, "Write JSON: a file, or - for the screen."),
         CONFIG,
     ],
 )
 def main(
-    given: dict[str, Any], config: Path | None, retention_file: Path, lora_learning_rate: float, json: str | None
+    given: dict[str, Any],
+    config: Path | None,
+    retention_file: Path,
+    lora_rank: list[int],
+    lora_learning_rate: list[float],
+    json: str | None,
 ) -> None:
     """Train Focus and LoRA on the same windows and measure both."""
     if "trainer" in given:
         given["trainer"] = named_values("--trainer", given["trainer"])
     recipe = TrainRecipe.from_values(config, given)
     with progress_bars() as progress:
-        rows = compare_with_lora(recipe, retention_file, lora_learning_rate, progress)
+        rows = compare_with_lora(recipe, retention_file, lora_rank, lora_learning_rate, progress)
     deliver(as_json(rows), json, [comparison_table(rows)])
 
 
