@@ -11,7 +11,7 @@ from jinja2.sandbox import SandboxedEnvironment
 
 from ..escape import escape
 from ..records.results import mode_name, setting, setting_name, to_dense
-from ..records.ruler import ruler_tables
+from ..records.tasks import code_tables, ruler_tables
 from ..templates import template_folder
 from .summary import span, speed, weights
 
@@ -45,6 +45,7 @@ def render(template: str | os.PathLike[str] | None, **values: Any) -> str:
     environment.filters["setting"] = _setting_markdown
     environment.filters["to_dense"] = to_dense
     environment.filters["ruler_tables"] = ruler_tables
+    environment.filters["code_tables"] = code_tables
     environment.filters["span"] = span
     environment.filters["speed"] = speed
     environment.filters["weights"] = weights

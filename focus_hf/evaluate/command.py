@@ -175,11 +175,7 @@ def save_plots(results: Results, folder: Path) -> list[Path]:
 def add_to_adapter(results: Results, folder: Path) -> None:
     """Merge what was measured into an adapter's ``focus_results.json``."""
     known = load_results(folder) or Results()
-    known.add(results.evaluations)
-    known.retrieval = results.retrieval or known.retrieval
-    known.ruler = results.ruler or known.ruler
-    known.code = results.code or known.code
-    known.benchmarks = results.benchmarks or known.benchmarks
+    known.add(results)
     known.measured_with = results.measured_with
     known.weights_sha256 = weights_hash(folder)
     save_results(known, folder)

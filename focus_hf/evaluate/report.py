@@ -8,7 +8,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from ..records import Evaluation, Results, RulerTable, ruler_tables
+from ..records import Evaluation, Results, TaskTable, code_tables, ruler_tables
 from ..records.results import to_dense
 from .modes import Mode
 
@@ -19,9 +19,9 @@ def tables(results: Results) -> Iterator[Table]:
         yield _quality(evaluation)
     if results.retrieval:
         yield _retrieval(results.retrieval)
-    yield from map(_ruler, ruler_tables(results.ruler))
-    for length in sorted({row["length"] for row in results.code}):
-        yield _code([row for row in results.code if row["length"] == length])
+    answered = "RULER, answered and log-probability of the right answer (nats per token)"
+    yield from (_tasks(answered, table) for table in ruler_tables(results.ruler))
+    yield from (_tasks("Code, loss (nats per token)", table) for table in code_tables(results.code))
     if results.benchmarks:
         yield _benchmarks(results.benchmarks)
 
@@ -65,32 +65,11 @@ def _retrieval(rows: list[dict[str, Any]]) -> Table:
     return table
 
 
-def _ruler(measured: RulerTable) -> Table:
-    title = (
-        f"RULER, {measured.length:,} tokens, {measured.samples} prompts of each task: answered, and log-probability "
-        "of the right answer in nats per token"
-    )
-    table = _table(title, "task", *map(_name, measured.modes))
-    for task, rows in measured.tasks:
-        table.add_row(
-            task, *("" if row is None else f"{100 * row['score']:.0f} %  {row['logprob']:.2f}" for row in rows)
-        )
-    return table
-
-
-def _code(rows: list[dict[str, Any]]) -> Table:
-    """Of one length: a line for each mode."""
-    names, completion = ([row for row in rows if row["task"] == task] for task in ("names", "completion"))
-    edges = sorted({stretch["above"] for row in names for stretch in row["by_distance"]})
-    title = (
-        f"Code, {rows[0]['length']:,} tokens, {rows[0]['samples']} prompts: loss in nats on second uses of names by "
-        f"the distance to the first; completion of a line from {completion[0]['distance']:,} tokens back"
-    )
-    table = _table(title, "attention", *(f"above {edge:,}" for edge in edges), "completion", "exact")
-    for named, completed in zip(names, completion, strict=True):
-        losses = {stretch["above"]: f"{stretch['loss']:.2f}" for stretch in named["by_distance"]}
-        cells = [losses.get(edge, "") for edge in edges]
-        table.add_row(_name(named), *cells, f"{completed['loss']:.2f}", f"{100 * completed['exact']:.0f} %")
+def _tasks(title: str, measured: TaskTable) -> Table:
+    head = f"{title}, {measured.length:,} tokens, {measured.samples} prompts of each task"
+    table = _table(head, "task", *map(_name, measured.modes))
+    for name, cells in measured.lines:
+        table.add_row(name, *cells)
     return table
 
 

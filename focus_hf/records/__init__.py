@@ -4,8 +4,8 @@ from .adapter_files import AdapterConfig, AdapterFileError, check_adapter, check
 from .group_facts import GroupFacts, LayerFacts
 from .group_report import GroupReport
 from .results import Evaluation, Results, load_results, save_results
-from .ruler import RulerTable, ruler_tables
 from .sample import TokenSample
+from .tasks import TaskTable, code_tables, ruler_tables
 
 __all__ = [
     "AdapterConfig",
@@ -15,10 +15,11 @@ __all__ = [
     "GroupReport",
     "LayerFacts",
     "Results",
-    "RulerTable",
+    "TaskTable",
     "TokenSample",
     "check_adapter",
     "check_writable",
+    "code_tables",
     "load_results",
     "read_config",
     "ruler_tables",

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ..escape import one_line, shown
 from ..files import write_atomically
@@ -14,6 +15,8 @@ from .adapter_files import RESULTS_FILE, AdapterFileError, read_json
 from .typed import check_types, is_number
 
 SCHEMA = 2
+
+T = TypeVar("T")
 
 #: Names of what Focus is compared with at as many pairs, and what people call them.
 OPPONENTS = {
@@ -189,14 +192,22 @@ class Results:
     training: dict[str, Any] = field(default_factory=dict)
     schema: int = SCHEMA
 
-    def add(self, evaluations: list[Evaluation]) -> None:
-        """Add evaluations; one of the same text and lengths replaces the older one in its place."""
-        places = {evaluation.key: place for place, evaluation in enumerate(self.evaluations)}
-        for evaluation in evaluations:
-            if evaluation.key in places:
-                self.evaluations[places[evaluation.key]] = evaluation
-            else:
-                self.evaluations.append(evaluation)
+    def add(self, measured: Results) -> None:
+        """Take over evaluations and rows; those of the same text, prompts and setting replace the older ones."""
+        self.evaluations = _replaced(self.evaluations, measured.evaluations, lambda evaluation: evaluation.key)
+        for name in ("retrieval", "ruler", "code", "benchmarks"):
+            setattr(self, name, _replaced(getattr(self, name), getattr(measured, name), _row_key))
+
+
+def _replaced(known: Sequence[T], new: Sequence[T], key: Callable[[T], Hashable]) -> list[T]:
+    """Both, each new one in the place of the known one with its key."""
+    return list({key(one): one for one in (*known, *new)}.values())
+
+
+def _row_key(row: dict[str, Any]) -> Hashable:
+    """What a row was measured on, and as what."""
+    names = ("task", "metric", "length", "samples", "trials", "seed", "mode")
+    return *(row.get(name) for name in names), *setting(row)
 
 
 def save_results(results: Results, folder: str | os.PathLike[str]) -> None:

@@ -71,6 +71,8 @@ def verify(
             claims.append(unchecked("retrieval", "", "focus-hf eval --retrieval measures it again"))
         if results.ruler:
             claims.append(unchecked("RULER", "", _ruler_again(adapter, results.ruler)))
+        if results.code:
+            claims.append(unchecked("tasks on code", "", "focus-hf eval --code measures them again"))
         if results.benchmarks:
             names = ", ".join(dict.fromkeys(str(row["task"]) for row in results.benchmarks))
             claims.append(unchecked("benchmarks", names, f"focus-hf eval --tasks {names} measures them again"))

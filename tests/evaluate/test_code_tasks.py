@@ -9,6 +9,7 @@ import re
 import pytest
 import torch
 
+from focus_hf.card.card import FocusModelCard
 from focus_hf.evaluate import CodePlan, Mode, attending, measure_code, token_losses
 from focus_hf.evaluate.code_tasks import (
     losses_of,
@@ -132,7 +133,8 @@ def test_every_mode_answers_the_same(model):
     assert rows[3].exact == 0.0 and rows[3].distance == min(prompt.distance for prompt in prompts)
     assert rows[3].pairs == 1.0 and rows[5].pairs == pytest.approx(rows[4].pairs, abs=0.01)
     (table,) = tables(Results(code=[row.to_dict() for row in rows]))
-    assert table.row_count == 3 and "exact" in [column.header for column in table.columns]
+    assert table.row_count == 1 + len({stretch["above"] for row in rows for stretch in row.by_distance}) + 1
+    assert len(table.columns) == 1 + len(modes)
 
 
 def test_on_the_command_line_without_any_text(model, tmp_path):
@@ -140,9 +142,11 @@ def test_on_the_command_line_without_any_text(model, tmp_path):
     asked = ["--code", LENGTH, "--code-samples", "1", "--modes", "dense,hard,window"]
     done = focus_hf("eval", "--adapter", folder, *asked, "--json", tmp_path / "c.json", "--write")
     assert done.returncode == 0, done.stderr
-    assert "Code, 500 tokens, 1 prompts" in " ".join(done.stdout.split())
+    assert "500 tokens, 1 prompts of each task" in " ".join(done.stdout.split())
     rows = json.loads((tmp_path / "c.json").read_text())["code"]
     assert load_results(folder).code == rows
+    card = str(FocusModelCard.from_adapter(folder, repo_id="me/focus", base_model="org/base"))
+    assert "Python code of 500 tokens, 1 prompts" in card and "rest of a line that stands" in card
     assert [(row["task"], row["mode"]) for row in rows[:3]] == [("names", m) for m in ("dense", "hard", "window")]
     assert all(math.isfinite(row["loss"]) for row in rows)
 

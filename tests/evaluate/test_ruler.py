@@ -187,9 +187,10 @@ def test_tables_have_a_line_for_each_task_and_a_column_for_each_mode(tmp_path):
     short, long = ruler_tables(rows)
     assert (short.length, long.length, short.samples) == (32, 64, 3)
     assert [column["mode"] for column in short.modes] == ["dense", "hard"]
-    assert [(task, [r and r["score"] for r in found]) for task, found in short.tasks] == [
-        ("vt", [1.0, 0.5]),
-        ("fwe", [None, 0.25]),
+    assert short.lines == [
+        ("vt", ["100 %, -1.00", "50 %, -1.00"]),
+        ("fwe", ["", "25 %, -1.00"]),
+        ("pairs attended", ["100 %", "100 %"]),
     ]
     assert len(list(tables(Results(ruler=rows)))) == 2
     assert ruler_figure(rows, tmp_path / "ruler.png").read_bytes().startswith(b"\x89PNG")
@@ -201,7 +202,7 @@ def test_on_the_command_line_without_any_text(model, tmp_path):
     files = ["--plots", tmp_path / "plots", "--json", tmp_path / "r.json"]
     done = focus_hf("eval", "--adapter", folder, *asked, *files, "--write")
     assert done.returncode == 0, done.stderr
-    assert "RULER, 500 tokens, 1 prompts" in " ".join(done.stdout.split())
+    assert "500 tokens, 1 prompts of each task" in " ".join(done.stdout.split())
     assert [path.name for path in (tmp_path / "plots").iterdir()] == ["ruler.png"]
     results = load_results(folder)
     assert json.loads((tmp_path / "r.json").read_text())["ruler"] == results.ruler

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from focus_hf.records import AdapterFileError, Evaluation, TokenSample, load_results, save_results
+from focus_hf.records import AdapterFileError, Evaluation, Results, TokenSample, load_results, save_results
 from tests.records.figures import RESULTS, ROWS
 
 
@@ -21,6 +21,27 @@ def test_results_round_trip(tmp_path):
     (tmp_path / "focus_results.json").write_text('{"schema": 9}')
     with pytest.raises(AdapterFileError, match="schema 9.*upgrade"):
         load_results(tmp_path)
+
+
+def test_what_is_measured_again_replaces_itself_and_nothing_else():
+    def row(**values):
+        return {
+            "task": "vt",
+            "length": 32,
+            "samples": 3,
+            "seed": 0,
+            "mode": "hard",
+            "budget": "0.1",
+            "score": 0.1,
+        } | values
+
+    first, other = Evaluation("x", 8, ROWS), Evaluation("x", 16, ROWS)
+    kept = [row(), row(length=64), row(budget="0.2"), row(mode="dense", budget=None), row(task="fwe"), row(samples=9)]
+    known = Results([first, other], ruler=kept, retrieval=[{"length": 8, "mode": "dense", "trials": 2, "gain": 1.0}])
+    known.add(Results([Evaluation("x", 16, ROWS[:1])], ruler=[row(score=0.9), row(mode="quest")], code=[row()]))
+    assert known.evaluations == [first, Evaluation("x", 16, ROWS[:1])]
+    assert known.ruler == [row(score=0.9), *kept[1:], row(mode="quest")]
+    assert len(known.retrieval) == 1 and known.code == [row()]
 
 
 def test_files_of_the_first_format_are_read_and_written_as_they_are_now(tmp_path):
