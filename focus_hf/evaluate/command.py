@@ -175,9 +175,8 @@ def save_plots(results: Results, folder: Path) -> list[Path]:
 def add_to_adapter(results: Results, folder: Path) -> None:
     """Merge what was measured into an adapter's ``focus_results.json``."""
     known = load_results(folder) or Results()
+    results.weights_sha256 = weights_hash(folder)
     known.add(results)
-    known.measured_with = results.measured_with
-    known.weights_sha256 = weights_hash(folder)
     save_results(known, folder)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -119,6 +119,12 @@ class Evaluation:
         """What was measured: a second evaluation of the same replaces the first."""
         return self.data, self.revision, self.context_length, self.stride
 
+    def after(self, known: Evaluation | None) -> Evaluation:
+        """This one with the rows that an earlier evaluation of as much text has in other modes."""
+        if known is None or known.tokens != self.tokens:
+            return self
+        return replace(self, rows=_replaced(known.rows, self.rows, _row_key))
+
     def perplexity(self, mode: str, top_k: int | None = None) -> float | None:
         """Perplexity of the first such row, ``None`` where it was not measured."""
         rows = (row["perplexity"] for row in self.rows if row["mode"] == mode and row.get("top_k") == top_k)
@@ -193,8 +199,18 @@ class Results:
     schema: int = SCHEMA
 
     def add(self, measured: Results) -> None:
-        """Take over evaluations and rows; those of the same text, prompts and setting replace the older ones."""
-        self.evaluations = _replaced(self.evaluations, measured.evaluations, lambda evaluation: evaluation.key)
+        """Take over evaluations and rows; a row of the same text or prompts, in the same mode, replaces the older one.
+
+        What was measured of other weights is no figure of this adapter any more, and goes.
+        """
+        if self.weights_sha256 not in ("", measured.weights_sha256):
+            self.evaluations, self.retrieval, self.ruler, self.code, self.benchmarks, self.speed = (
+                [] for _ in range(6)
+            )
+        self.weights_sha256, self.measured_with = measured.weights_sha256, measured.measured_with
+        known = {evaluation.key: evaluation for evaluation in self.evaluations}
+        new = [evaluation.after(known.get(evaluation.key)) for evaluation in measured.evaluations]
+        self.evaluations = list((known | {evaluation.key: evaluation for evaluation in new}).values())
         for name in ("retrieval", "ruler", "code", "benchmarks"):
             setattr(self, name, _replaced(getattr(self, name), getattr(measured, name), _row_key))
 

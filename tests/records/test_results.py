@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -37,11 +38,18 @@ def test_what_is_measured_again_replaces_itself_and_nothing_else():
 
     first, other = Evaluation("x", 8, ROWS), Evaluation("x", 16, ROWS)
     kept = [row(), row(length=64), row(budget="0.2"), row(mode="dense", budget=None), row(task="fwe"), row(samples=9)]
-    known = Results([first, other], ruler=kept, retrieval=[{"length": 8, "mode": "dense", "trials": 2, "gain": 1.0}])
-    known.add(Results([Evaluation("x", 16, ROWS[:1])], ruler=[row(score=0.9), row(mode="quest")], code=[row()]))
-    assert known.evaluations == [first, Evaluation("x", 16, ROWS[:1])]
+    probe = [{"length": 8, "mode": "dense", "trials": 2, "gain": 1.0}]
+    known = Results([first, other], ruler=kept, retrieval=probe, weights_sha256="a", training={"seed": 1})
+    better, quest = {**ROWS[0], "perplexity": 1.5}, {**ROWS[0], "mode": "quest"}
+    again = Results([Evaluation("x", 16, [better, quest])], ruler=[row(score=0.9), row(mode="quest")], code=[row()])
+    known.add(replace(again, weights_sha256="a"))
+    assert known.evaluations == [first, Evaluation("x", 16, [better, *ROWS[1:], quest])]
     assert known.ruler == [row(score=0.9), *kept[1:], row(mode="quest")]
-    assert len(known.retrieval) == 1 and known.code == [row()]
+    assert known.retrieval == probe and known.code == [row()]
+    known.add(Results([Evaluation("x", 16, ROWS[:1], tokens=9)], weights_sha256="a"))  # of more or less text
+    assert known.evaluations == [first, Evaluation("x", 16, ROWS[:1], tokens=9)]
+    known.add(Results(code=[row(score=0.3)], weights_sha256="b"))
+    assert known == Results(code=[row(score=0.3)], weights_sha256="b", training={"seed": 1})
 
 
 def test_files_of_the_first_format_are_read_and_written_as_they_are_now(tmp_path):
