@@ -203,15 +203,15 @@ class Results:
 
         What was measured of other weights is no figure of this adapter any more, and goes.
         """
+        rows = ("retrieval", "ruler", "code", "benchmarks")
         if self.weights_sha256 not in ("", measured.weights_sha256):
-            self.evaluations, self.retrieval, self.ruler, self.code, self.benchmarks, self.speed = (
-                [] for _ in range(6)
-            )
+            for name in ("evaluations", "speed", *rows):
+                setattr(self, name, [])
         self.weights_sha256, self.measured_with = measured.weights_sha256, measured.measured_with
         known = {evaluation.key: evaluation for evaluation in self.evaluations}
         new = [evaluation.after(known.get(evaluation.key)) for evaluation in measured.evaluations]
         self.evaluations = list((known | {evaluation.key: evaluation for evaluation in new}).values())
-        for name in ("retrieval", "ruler", "code", "benchmarks"):
+        for name in rows:
             setattr(self, name, _replaced(getattr(self, name), getattr(measured, name), _row_key))
 
 
