@@ -47,12 +47,19 @@ def code_tables(rows: Sequence[Row]) -> list[TaskTable]:
     tables = []
     for here in _by_prompts(rows):
         edges = sorted({int(stretch["above"]) for row in here for stretch in row["by_distance"]})
-        asked: dict[Any, str] = {edge: f"second use of a name, above {edge:,} tokens back" for edge in edges}
+        asked: dict[Any, str] = {
+            edge: f"second use of a name, {_stretch(edge, after)} tokens after the first"
+            for edge, after in zip(edges, [*edges[1:], None], strict=True)
+        }
         for row in here:
             if row["task"] == "completion":
                 asked["completion"] = f"rest of a line that stands {row['distance']:,} tokens back; told exactly"
         tables.append(_table(here, asked, _losses))
     return tables
+
+
+def _stretch(above: int, up_to: int | None) -> str:
+    return f"more than {above:,}" if up_to is None else f"{above + 1:,} to {up_to:,}"
 
 
 def _by_prompts(rows: Sequence[Row]) -> list[list[Row]]:
