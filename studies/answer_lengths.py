@@ -33,9 +33,9 @@ def make_prompts(tokenizer: Any, text: str, length: int, count: int) -> list[Ten
     ids = tokenizer(text, verbose=False).input_ids
     if len(ids) < count * length:
         raise ValueError(f"The text has {len(ids):,} tokens, {count} stretches of {length:,} were asked for.")
-    starts = range(0, len(ids) - length + 1, (len(ids) - length) // max(1, count - 1))
     prompts = []
-    for start in list(starts)[:count]:
+    for number in range(count):
+        start = number * ((len(ids) - length) // max(1, count - 1))
         stretch = tokenizer.decode(ids[start : start + length])
         chat = [{"role": "user", "content": REQUEST.format(text=stretch)}]
         prompts.append(

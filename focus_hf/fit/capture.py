@@ -154,7 +154,7 @@ class _Recorder:
         kept |= {"scale": torch.tensor(call.scale), "softcap": torch.tensor(call.softcap or 0.0)}
         if call.sink_logits is not None:
             kept["sink_logits"] = call.sink_logits.detach().float()
-        output.register_hook(lambda gradient: self._take_gradient(call.layer, gradient))
+        output.register_hook(partial(self._take_gradient, call.layer))  # which does not hold the call's tensors
         return output
 
     def _take_gradient(self, layer: int, gradient: Tensor) -> None:

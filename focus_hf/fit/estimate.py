@@ -13,8 +13,8 @@ from .recipe import FitRecipe
 _KEPT_BY_A_LAYER = 16
 
 #: The same of a layer whose activations are computed again, with what is captured of it: measured on models of 2 and
-#: of 30 layers of 576 (2.4 and 7.1 GB for 8,192 tokens in float32).
-_KEPT_BY_A_CHECKPOINT = 9
+#: of 30 layers of 576 (2.3 and 6.3 GB for 8,192 tokens in float32).
+_KEPT_BY_A_CHECKPOINT = 8
 
 #: What a layer's fit computes for a score of attention (weights, effects, their sums by cell), and what training does
 #: for a cell of a query, in floating-point operations of a matrix product that would take as long.

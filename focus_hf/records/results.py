@@ -116,7 +116,7 @@ class Evaluation:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """What was measured: a second evaluation of the same replaces the first."""
+        """What was measured; see `Results.add` for what a second evaluation of the same does."""
         return self.data, self.revision, self.context_length, self.stride
 
     def after(self, known: Evaluation | None) -> Evaluation:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,7 +78,7 @@ def _losses(row: Row) -> dict[Any, str]:
     return {int(stretch["above"]): f"{stretch['loss']:.2f}" for stretch in row["by_distance"]}
 
 
-def _table(rows: list[Row], asked: dict[Any, str], cells: Any) -> TaskTable:
+def _table(rows: list[Row], asked: dict[Any, str], cells: Callable[[Row], dict[Any, str]]) -> TaskTable:
     modes = {_mode(row): row for row in reversed(rows)}
     columns = list(dict.fromkeys(map(_mode, rows)))
     found = {(_mode(row), place): cell for row in rows for place, cell in cells(row).items()}

@@ -142,7 +142,7 @@ def test_on_the_command_line_without_any_text(model, tmp_path):
     asked = ["--code", LENGTH, "--code-samples", "1", "--modes", "dense,hard,window"]
     done = focus_hf("eval", "--adapter", folder, *asked, "--json", tmp_path / "c.json", "--write")
     assert done.returncode == 0, done.stderr
-    assert "500 tokens, 1 prompts of each task" in " ".join(done.stdout.split())
+    assert "Code, loss (nats per token), 500 tokens, 1 prompts" in " ".join(done.stdout.split())
     rows = json.loads((tmp_path / "c.json").read_text())["code"]
     assert load_results(folder).code == rows
     card = str(FocusModelCard.from_adapter(folder, repo_id="me/focus", base_model="org/base"))

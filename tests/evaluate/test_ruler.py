@@ -202,7 +202,7 @@ def test_on_the_command_line_without_any_text(model, tmp_path):
     files = ["--plots", tmp_path / "plots", "--json", tmp_path / "r.json"]
     done = focus_hf("eval", "--adapter", folder, *asked, *files, "--write")
     assert done.returncode == 0, done.stderr
-    assert "500 tokens, 1 prompts of each task" in " ".join(done.stdout.split())
+    assert "(nats per token), 500 tokens, 1 prompts" in " ".join(done.stdout.split())
     assert [path.name for path in (tmp_path / "plots").iterdir()] == ["ruler.png"]
     results = load_results(folder)
     assert json.loads((tmp_path / "r.json").read_text())["ruler"] == results.ruler
