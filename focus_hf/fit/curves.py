@@ -58,17 +58,27 @@ class HeadCurves:
         """As functions of the common threshold, of heads that add an offset to it, ``(n,)``: linear between points."""
         step = float(THRESHOLDS[1] - THRESHOLDS[0])
         places = torch.arange(len(THRESHOLDS)) + offsets.double()[:, None] / step
-        places = places.clamp(0, len(THRESHOLDS) - 1)
-        lower, part = places.floor().long(), places - places.floor()
+        return replace(self, loss=at_places(self.loss, places), pairs=at_places(self.pairs, places))
 
-        def at(values: Tensor) -> Tensor:
-            low, high = (
-                values.gather(-1, index[:, None].expand(-1, values.shape[1], -1))
-                for index in (lower, (lower + 1).clamp(max=len(THRESHOLDS) - 1))
-            )
-            return torch.lerp(low, high, part[:, None])
 
-        return replace(self, loss=at(self.loss), pairs=at(self.pairs))
+def at_places(values: Tensor, places: Tensor) -> Tensor:
+    """Each head's values at places between those of its list, ``(n, O, G)`` and ``(n, P)`` to ``(n, O, P)``: linear,
+    and beyond the ends as there."""
+    last = values.shape[-1] - 1
+    places = places.to(values.dtype).clamp(0, last)
+    lower, part = places.floor().long(), places - places.floor()
+    low, high = (
+        values.gather(-1, index[:, None].expand(-1, values.shape[1], -1))
+        for index in (lower, (lower + 1).clamp(max=last))
+    )
+    return torch.lerp(low, high, part[:, None])
+
+
+def place_of(value: float, ascending: Tensor) -> float:
+    """Where a value is among those of an ascending list, such as 3.5."""
+    upper = int(torch.searchsorted(ascending, value).clamp(1, len(ascending) - 1))
+    low, high = float(ascending[upper - 1]), float(ascending[upper])
+    return upper - 1 + min(1.0, max(0.0, (value - low) / max(high - low, 1e-12)))
 
 
 def octave(positions: Tensor) -> Tensor:

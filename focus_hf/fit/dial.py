@@ -1,4 +1,4 @@
-"""The dial of a fitted adapter: offsets that make heads comparable, curves of pairs, and what is lost at a share."""
+"""The dial of a fitted adapter: curves of pairs, and what is lost at a share."""
 
 from __future__ import annotations
 
@@ -9,53 +9,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .curves import OCTAVES, THRESHOLDS, HeadCurves
-
-#: Largest offset: a head that loses nothing on the text at hand may lose something on other text.
-_FARTHEST = 2.5
-
-#: How much of what a head chose is kept: it is estimated from few windows.
-_KEPT = 0.75
-
-#: Shares of pairs under which heads are compared.
-_SHARES = (0.1, 0.15, 0.25)
+from .curves import OCTAVES, THRESHOLDS, HeadCurves, place_of
 
 #: Of an octave whose share of pairs the dial changes by less there is no curve.
 _LEAST = 0.05
 
 #: Points of a curve of pairs.
 _POINTS = 24
-
-
-def offsets(curves: HeadCurves) -> Tensor:
-    """What each head adds to the threshold, so that under one threshold the last pair of every head saves as much.
-
-    For a share of pairs there is a price of a pair under which heads that choose for themselves (each the threshold
-    with the smallest loss plus price times pairs) attend to that share. An offset is what a head chose less what heads
-    chose on average, averaged over a few shares and drawn towards 0.
-
-    Args:
-        curves: of all heads.
-
-    Returns:
-        float32 ``(n,)``, that float16 holds.
-    """
-    loss = curves.loss.sum(dim=1) / curves.queries.sum()
-    pairs = curves.pairs.sum(dim=1) / curves.possible.sum()
-    chosen = torch.stack([THRESHOLDS[_choose(loss, pairs, share)] for share in _SHARES])
-    found = _KEPT * (chosen - chosen.mean(dim=1, keepdim=True)).mean(dim=0)
-    return found.clamp(-_FARTHEST, _FARTHEST).half().float()
-
-
-def _choose(loss: Tensor, pairs: Tensor, share: float) -> Tensor:
-    """The place of each head's threshold, under the price that leaves a share of pairs."""
-    low, high = -40.0, 20.0  # of the price's logarithm
-    for _ in range(40):
-        middle = (low + high) / 2
-        chosen = (loss + 2.0**middle * pairs).argmin(dim=1)
-        too_many = float(pairs.gather(1, chosen[:, None]).mean()) > share
-        low, high = (middle, high) if too_many else (low, middle)
-    return chosen
 
 
 def pairs_curves(curves: HeadCurves) -> dict[str, list[list[float]]]:
@@ -114,16 +74,9 @@ def dial(curves: HeadCurves, length: int, shares: Iterable[float]) -> list[DialP
     for share in shares:
         if not float(pairs[0]) <= share <= float(pairs[-1]):
             continue
-        here, there = _place(pairs, share), _place(window_pairs, share)
+        here, there = place_of(share, pairs), place_of(share, window_pairs)
         found.append(DialPoint(_at(thresholds, here), share, _at(loss, here), _at(window_loss, there)))
     return found
-
-
-def _place(ascending: Tensor, value: float) -> float:
-    """Where a value is among those of an ascending list, such as 3.5."""
-    upper = int(torch.searchsorted(ascending, value).clamp(1, len(ascending) - 1))
-    low, high = float(ascending[upper - 1]), float(ascending[upper])
-    return upper - 1 + min(1.0, max(0.0, (value - low) / max(high - low, 1e-12)))
 
 
 def _at(values: Tensor, place: float) -> float:

@@ -15,10 +15,11 @@ from focus_hf.attention.definition import WhoAttends, attended_pairs
 from focus_hf.fit import curves as measuring
 from focus_hf.fit.cells import cells_of_keys, sums_by_cell
 from focus_hf.fit.clusters import balanced_kmeans, cluster_keys, reduce_directions
-from focus_hf.fit.curves import THRESHOLDS, HeadCurves, joined, measure, octave
-from focus_hf.fit.dial import dial, offsets, pairs_curves
+from focus_hf.fit.curves import THRESHOLDS, HeadCurves, at_places, joined, measure, octave, place_of
+from focus_hf.fit.dial import dial, pairs_curves
 from focus_hf.fit.importance import DenseRows, HeadWindow
 from focus_hf.fit.layer import cell_importance
+from focus_hf.fit.offsets import offsets
 from focus_hf.fit.query_router import train_query_router
 from focus_hf.fit.store import LayerWindow
 from focus_hf.routing.cells import CellRouter, cell_limits, cell_log_shares, cell_reads, key_groups
@@ -210,6 +211,42 @@ def test_offsets_give_more_to_heads_that_lose_more():
     assert float(found[2]) < float(found[0]) - 0.2  # reads below a lower threshold
     assert torch.equal(found, found.half().float())
     assert offsets(simple_curves([1.0, 1.0])).abs().max() == 0
+
+
+def humped(curves: HeadCurves, height: float) -> HeadCurves:
+    """The same, but the last head loses most where it reads a part: it takes an average of everything."""
+    loss = curves.loss.clone()
+    share = curves.pairs[-1] / curves.possible.clamp(min=1)[:, None]
+    loss[-1] = curves.queries[:, None] * (0.1 + height * torch.exp(-((share - 0.4) ** 2) / 0.02)) * (share < 0.999)
+    return dataclasses.replace(curves, loss=loss)
+
+
+def test_a_head_that_a_part_leads_astray_does_not_read_a_part():
+    """At the thresholds of the shares it reads next to nothing, or nearly everything, but not what loses most."""
+    curves = humped(simple_curves([1.0] * 9), height=2.0)
+    moved = curves.shifted(offsets(curves)).before(1024)
+    pairs, loss = moved.pairs[:, 0] / moved.possible, moved.loss[:, 0] / moved.queries
+    for share in (0.15, 0.25):
+        place = int((pairs.mean(dim=0) - share).abs().argmin())
+        assert float(loss[-1, place]) < 0.5
+    plain = curves.before(1024)
+    at = int((plain.pairs[:, 0].mean(dim=0) / plain.possible - 0.25).abs().argmin())
+    assert float(plain.loss[-1, 0, at] / plain.queries) > 0.5  # which it would without offsets
+
+
+def test_offsets_give_more_to_heads_that_recall():
+    curves, recall = simple_curves([1.0, 1.0, 1.0]), simple_curves([0.0, 0.0, 60.0])
+    assert offsets(curves).abs().max() == 0 == offsets(curves, recall, 0.0).abs().max()
+    found = offsets(curves, recall, 0.1)
+    assert float(found[2]) < float(found[0]) - 0.2 and float(found[0]) == float(found[1])
+
+
+def test_places_are_between_those_of_a_list():
+    values = torch.tensor([[[1.0, 3.0, 7.0]]], dtype=torch.float64)
+    places = torch.tensor([[-1.0, 0.0, 0.5, 1.75, 2.0, 9.0]], dtype=torch.float64)
+    assert at_places(values, places)[0, 0].tolist() == [1.0, 1.0, 2.0, 6.0, 7.0, 7.0]
+    for value in (1.0, 2.0, 6.0, 7.0):
+        assert at_places(values, torch.tensor([[place_of(value, values[0, 0])]]))[0, 0, 0] == pytest.approx(value)
 
 
 def test_the_dial_falls_and_a_window_loses_what_it_loses():

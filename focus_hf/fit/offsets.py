@@ -1,0 +1,73 @@
+"""What each head adds to the one threshold, so that pairs go where they save most."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .curves import THRESHOLDS, HeadCurves, at_places, place_of
+
+#: Shares of pairs at which heads are compared.
+_SHARES = (0.1, 0.15, 0.25)
+
+#: Offsets that a head may have, before their mean is taken off: one that loses nothing on the text at hand may lose
+#: something on other text.
+_CANDIDATES = torch.linspace(-2.5, 2.5, 41, dtype=torch.float64)
+
+#: Times their square, in shares of a head's pairs, is what offsets must be worth: they are estimated from few windows.
+_PULL = 0.1
+
+_ROUNDS = 8
+
+
+def offsets(curves: HeadCurves, recall: HeadCurves | None = None, weight: float = 0.0) -> Tensor:
+    """What each head adds to the threshold.
+
+    A share of pairs has a price of a pair: that under which heads that choose for themselves (each the threshold with
+    the smallest loss plus price times pairs) attend to that share. An offset is the one under which a head's loss plus
+    price times pairs is least, at the common threshold of that share, over a few shares together. Not every head loses
+    less the more it reads (one that takes an average of everything is led astray by a part of it), so what an offset
+    does at all of these thresholds counts, and not where the best ones are.
+
+    Args:
+        curves: of all heads.
+        recall: what they lose of recalling, on other queries.
+        weight: of that beside the other loss.
+
+    Returns:
+        float32 ``(n,)``, that float16 holds; 0 on average.
+    """
+    loss, pairs = _loss_per_query(curves), curves.pairs.sum(dim=1) / curves.possible.sum()
+    if recall is not None:
+        loss = loss + weight * _loss_per_query(recall)
+    least = 1.05 * float(pairs[:, -1].mean())  # a window takes that much
+    prices = {share: _price(loss, pairs, share) for share in _SHARES if share > least}
+    step = float(THRESHOLDS[1] - THRESHOLDS[0])
+    places = torch.arange(len(THRESHOLDS), dtype=torch.float64)
+    found = torch.zeros(len(loss), dtype=torch.float64)
+    for _ in range(_ROUNDS):
+        moved = at_places(pairs[:, None], places + found[:, None] / step)
+        worth = _PULL * _CANDIDATES.square().expand(len(loss), -1)
+        for share, price in prices.items():
+            common = len(THRESHOLDS) - 1 - place_of(share, moved[:, 0].mean(dim=0).flip(0))
+            there = (common + _CANDIDATES / step).expand(len(loss), -1)
+            price = max(price, max(prices.values()) / 1000)  # where pairs are left over, they are not free
+            worth = worth + (at_places(loss[:, None], there) / price + at_places(pairs[:, None], there))[:, 0]
+        found = _CANDIDATES[worth.argmin(dim=1)]
+        found = found - found.mean()
+    return found.half().float()
+
+
+def _loss_per_query(curves: HeadCurves) -> Tensor:
+    return curves.loss.sum(dim=1) / curves.queries.sum()
+
+
+def _price(loss: Tensor, pairs: Tensor, share: float) -> float:
+    """The price of a pair under which heads that choose for themselves attend to a share of the pairs."""
+    low, high = -40.0, 20.0  # of its logarithm
+    for _ in range(40):
+        middle = (low + high) / 2
+        chosen = (loss + 2.0**middle * pairs).argmin(dim=1)
+        too_many = float(pairs.gather(1, chosen[:, None]).mean()) > share
+        low, high = (middle, high) if too_many else (low, middle)
+    return float(2.0 ** ((low + high) / 2))
