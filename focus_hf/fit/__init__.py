@@ -2,7 +2,7 @@
 
 - `recipe`: what is wanted; `run`: a whole fit; `estimate`: what it takes, said beforehand; `words`: what came out
 - `kept`: where it writes, and fitted layers that are there already
-- `windows`, `recall`, `capture`, `store`: text, and what attention layers see of it
+- `windows`, `capture`, `store`: text, and what attention layers see of it
 - `importance`: what dense attention does at a query, and what leaving keys out would change
 - `clusters`: groups of keys; `cells`: groups at a distance; `query_router`: which of them a query reads
 - `layer`: one layer, fitted; `curves`, `offsets`, `dial`: from thresholds to pairs and loss, of each head and of all

@@ -2,13 +2,12 @@
 
 Everything is taken where the attention interface passes it, whatever the architecture. One backward pass through each
 window gives the gradient of `sum_t log p(y_t)`, with every `y_t` drawn from the model's own prediction, by the output
-of all layers at once; in a window of which recall is looked at, that of the log-odds of recalled tokens (`recall`).
-Tensors wait in half precision in a folder, a file for each layer and window.
+of all layers at once. Tensors wait in half precision in a folder, a file for each layer and window.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -24,7 +23,6 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from ..adapter.interface import focus_attention_forward
 from ..adapter.masks import added_to_scores
 from ..evaluate.modes import device_of
-from .recall import near_copies, slope_of_recall, with_copies
 from .store import write
 
 _CAPTURE = "focus_capture"
@@ -49,7 +47,6 @@ def capture(
     *,
     rows: int,
     seed: int,
-    recall: Container[int] = (),
     checkpointing: bool = False,
     tick: Callable[[], None] = lambda: None,
 ) -> None:
@@ -62,7 +59,6 @@ def capture(
         folder: to write into, see `store.read`.
         rows: queries to keep of each window.
         seed: of the sampled targets and queries.
-        recall: windows that get copies, of whose recall the gradients and queries then are.
         checkpointing: compute a layer's activations again in the backward pass instead of keeping them.
         tick: called after each window.
     """
@@ -73,23 +69,18 @@ def capture(
             stack.enter_context(_checkpointed(model))
         for number, window in windows.items():
             generator = torch.Generator().manual_seed(seed * 1_000_003 + number)
-            ids, copied = with_copies(window, generator) if number in recall else (window, None)
-            places = torch.arange(len(ids)) if copied is None else near_copies(copied)
-            positions = places[sampled_positions(len(places), rows, generator)]
+            positions = sampled_positions(len(window), rows, generator)
             recorder = _Recorder(layers, positions, partial(write, folder, number))
             with recorder:
-                _backward(model, ids, copied, generator)
+                _backward(model, window, generator)
             recorder.finish()
             tick()
 
 
-def _backward(model: Any, ids: Tensor, copied: Tensor | None, generator: torch.Generator) -> None:
-    logits = model(input_ids=ids[None].to(device_of(model)), use_cache=False).logits
+def _backward(model: Any, window: Tensor, generator: torch.Generator) -> None:
+    logits = model(input_ids=window[None].to(device_of(model)), use_cache=False).logits
     with torch.no_grad():
-        if copied is None:
-            slope = _slope_of_sampled_targets(logits[0], generator)
-        else:
-            slope = slope_of_recall(logits[0], ids, copied, generator)
+        slope = _slope_of_sampled_targets(logits[0], generator)
     logits.backward(slope[None])
 
 

@@ -87,7 +87,7 @@ def needs(shapes: Shapes, recipe: FitRecipe, bytes_per_number: int) -> Needs:
         recipe: of the fit.
         bytes_per_number: of the model's weights, 2 for bfloat16.
     """
-    lengths, longest = [*recipe.lengths, *recipe.recall_tokens], max(recipe.lengths)
+    lengths, longest = recipe.lengths, max(recipe.lengths)
     each = sum(shapes.bytes_of_window(length, recipe.rows) for length in lengths)
     at_once = layers_at_once(each, recipe.scratch_gb, shapes.layers)
     passes = -(-shapes.layers // at_once)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import torch
@@ -30,22 +30,15 @@ class LayerFit:
     Args:
         router: float32 numbers that float16 holds; offsets 0, since they are chosen over all layers.
         curves: of its heads, on windows that it was not fitted to.
-        recall: the same of what they lose of recalling (`recall`), if that was looked at.
     """
 
     router: CellRouter
     curves: HeadCurves
-    recall: HeadCurves | None = None
 
 
 @torch.no_grad()
 def fit_layer(
-    read: Callable[[int], LayerWindow],
-    fit_on: Sequence[int],
-    measure_on: Sequence[int],
-    recall_on: Sequence[int],
-    recipe: FitRecipe,
-    seed: int,
+    read: Callable[[int], LayerWindow], fit_on: Sequence[int], measure_on: Sequence[int], recipe: FitRecipe, seed: int
 ) -> LayerFit:
     """Fit one layer.
 
@@ -53,7 +46,6 @@ def fit_layer(
         read: gives a window by its number.
         fit_on: numbers of the windows to fit to.
         measure_on: numbers of those that curves are measured on.
-        recall_on: numbers of those on which recall is.
         recipe: how.
         seed: of this layer.
     """
@@ -69,8 +61,7 @@ def fit_layer(
     projection, centroids, balance = (tensor.half().float() for tensor in (projection, centroids, balance))
     queries_by, bands, bias = (tensor.half().float() for tensor in (found.projection, found.bands, found.bias))
     router = CellRouter(projection, centroids, balance, queries_by, bands, bias, torch.zeros(len(projection)))
-    curves = measure(map(read, measure_on), router, pattern)
-    return LayerFit(router, curves, measure(map(read, recall_on), router, pattern) if recall_on else None)
+    return LayerFit(router, measure(map(read, measure_on), router, pattern))
 
 
 def _side_by_side(window: LayerWindow) -> Tensor:
@@ -108,7 +99,6 @@ def save_layer(fit: LayerFit, path: Path, made_from: str) -> None:
     """
     tensors = {f"router.{name}": tensor for name, tensor in fit.router.tensors().items()}
     tensors |= {f"curves.{name}": tensor for name, tensor in vars(fit.curves).items()}
-    tensors |= {f"recall.{name}": tensor for name, tensor in vars(fit.recall).items()} if fit.recall else {}
     write_atomically(path, save(tensors, metadata={"made_from": made_from}))
 
 
@@ -120,12 +110,8 @@ def load_layer(path: Path, made_from: str) -> LayerFit | None:
         with safe_open(path, framework="pt") as file:
             if (file.metadata() or {}).get("made_from") != made_from:
                 return None
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            router = CellRouter(**{f.name: file.get_tensor(f"router.{f.name}") for f in fields(CellRouter)})
+            curves = HeadCurves(**{f.name: file.get_tensor(f"curves.{f.name}") for f in fields(HeadCurves)})
     except SafetensorError:
-        return None  # cut short: it is fitted again
-
-    def part(name: str) -> dict[str, Tensor]:
-        return {key.removeprefix(f"{name}."): tensor for key, tensor in tensors.items() if key.startswith(f"{name}.")}
-
-    recall = HeadCurves(**part("recall")) if part("recall") else None
-    return LayerFit(CellRouter(**part("router")), HeadCurves(**part("curves")), recall)
+        return None  # cut short or of another version: it is fitted again
+    return LayerFit(router, curves)

@@ -8,19 +8,19 @@ from torch import Tensor
 from .curves import THRESHOLDS, HeadCurves, at_places, place_of
 
 #: Shares of pairs at which heads are compared.
-_SHARES = (0.1, 0.15, 0.25)
+_SHARES = (0.07, 0.1, 0.15, 0.25)
 
 #: Offsets that a head may have, before their mean is taken off: one that loses nothing on the text at hand may lose
 #: something on other text.
 _CANDIDATES = torch.linspace(-2.5, 2.5, 41, dtype=torch.float64)
 
 #: Times their square, in shares of a head's pairs, is what offsets must be worth: they are estimated from few windows.
-_PULL = 0.1
+_PULL = 0.05
 
 _ROUNDS = 8
 
 
-def offsets(curves: HeadCurves, recall: HeadCurves | None = None, weight: float = 0.0) -> Tensor:
+def offsets(curves: HeadCurves) -> Tensor:
     """What each head adds to the threshold.
 
     A share of pairs has a price of a pair: that under which heads that choose for themselves (each the threshold with
@@ -31,15 +31,11 @@ def offsets(curves: HeadCurves, recall: HeadCurves | None = None, weight: float 
 
     Args:
         curves: of all heads.
-        recall: what they lose of recalling, on other queries.
-        weight: of that beside the other loss.
 
     Returns:
         float32 ``(n,)``, that float16 holds; 0 on average.
     """
-    loss, pairs = _loss_per_query(curves), curves.pairs.sum(dim=1) / curves.possible.sum()
-    if recall is not None:
-        loss = loss + weight * _loss_per_query(recall)
+    loss, pairs = curves.loss.sum(dim=1) / curves.queries.sum(), curves.pairs.sum(dim=1) / curves.possible.sum()
     least = 1.05 * float(pairs[:, -1].mean())  # a window takes that much
     prices = {share: _price(loss, pairs, share) for share in _SHARES if share > least}
     step = float(THRESHOLDS[1] - THRESHOLDS[0])
@@ -56,10 +52,6 @@ def offsets(curves: HeadCurves, recall: HeadCurves | None = None, weight: float 
         found = _CANDIDATES[worth.argmin(dim=1)]
         found = found - found.mean()
     return found.half().float()
-
-
-def _loss_per_query(curves: HeadCurves) -> Tensor:
-    return curves.loss.sum(dim=1) / curves.queries.sum()
 
 
 def _price(loss: Tensor, pairs: Tensor, share: float) -> float:

@@ -13,10 +13,6 @@ from ..texts import TextSource
 if TYPE_CHECKING:
     from ..adapter import FocusConfig
 
-#: Tokens of the window on which recall is looked at, at most: longer ones take long, and what is a few thousand tokens
-#: away is in one band.
-_RECALL_TOKENS = 4096
-
 
 def _option(help: str, default: Any = dataclasses.MISSING) -> Any:
     return field(default=default, metadata={"help": help})
@@ -67,7 +63,6 @@ class FitRecipe:
     )
     rows: int = _option("Queries of a window that are looked at, spread over it.", 1024)
     steps: int = _option("Steps in which a layer's queries learn which cells to read.", 500)
-    recall: float = _option("Weight of recalling what stands far back when heads are compared; 0 leaves it out.", 0.03)
     pairs: float = _option("Share of pairs that the adapter attends to until the dial is turned.", 0.25)
     seed: int = _option("Of everything random.", 0)
     gradient_checkpointing: bool = _option("Compute activations again instead of keeping them.", False)
@@ -102,8 +97,6 @@ class FitRecipe:
                 )
         if isinstance(self.pairs, bool) or not isinstance(self.pairs, int | float) or not 0 < self.pairs <= 1:
             raise ValueError(f"pairs is a share of all pairs, above 0 and at most 1; got {self.pairs!r}.")
-        if isinstance(self.recall, bool) or not isinstance(self.recall, int | float) or not 0 <= self.recall <= 1:
-            raise ValueError(f"recall is a weight, from 0 to 1; got {self.recall!r}.")
         shortest = 2 * (self.local_window + self.sink_tokens)
         if min(self.seq_len) < shortest:
             raise ValueError(
@@ -119,11 +112,6 @@ class FitRecipe:
         """Of all windows: those to fit to, then those to measure the dial on."""
         counts = (*self.windows, *self.dial_windows)
         return [length for length, count in zip(2 * self.seq_len, counts, strict=True) for _ in range(count)]
-
-    @property
-    def recall_tokens(self) -> list[int]:
-        """Length of the window on which recall is looked at, if it is."""
-        return [min(max(self.seq_len), _RECALL_TOKENS)] if self.recall else []
 
     def focus_config(self, **values: Any) -> FocusConfig:
         """The adapter's configuration."""

@@ -121,7 +121,7 @@ def fit(
     shown = Progress(disable=True) if progress is None else progress
     fitted |= dict(_fit_layers(model, missing, windows, recipe, made_from, shown, shapes))
 
-    routers, curves = compare_heads(fitted, recipe.recall)
+    routers, curves = compare_heads(fitted)
     config.pairs_curves = pairs_curves(curves)
     told = {length: dial(curves, length, SHARES) for length in _lengths(recipe)}
     config.threshold = _threshold(told, recipe.pairs, config.threshold)
@@ -134,17 +134,15 @@ def fit(
     return FitResult(folder, results, told, (len(targets), _layers_of(model, len(targets))))
 
 
-def compare_heads(fitted: Mapping[int, LayerFit], weight: float = 0.0) -> tuple[dict[int, CellRouter], HeadCurves]:
+def compare_heads(fitted: Mapping[int, LayerFit]) -> tuple[dict[int, CellRouter], HeadCurves]:
     """Routers with offsets, and the curves of all heads as functions of the one threshold.
 
     Args:
         fitted: by layer.
-        weight: of recall beside ordinary text, where it was looked at.
     """
     layers = sorted(fitted)
     curves = joined(fitted[layer].curves for layer in layers)
-    recall = [each for layer in layers if (each := fitted[layer].recall) is not None]
-    found = offsets(curves, joined(recall) if recall else None, weight)
+    found = offsets(curves)
     parts = found.split([len(fitted[layer].router.offset) for layer in layers])
     routers = {layer: replace(fitted[layer].router, offset=part) for layer, part in zip(layers, parts, strict=True)}
     return routers, curves.shifted(found)
@@ -211,35 +209,28 @@ def _fit_layers(
         shapes: of the model.
     """
     count = layers_at_once(
-        sum(shapes.bytes_of_window(length, recipe.rows) for length in (*recipe.lengths, *recipe.recall_tokens)),
-        recipe.scratch_gb,
-        len(targets),
+        sum(shapes.bytes_of_window(len(ids), recipe.rows) for ids in windows), recipe.scratch_gb, len(targets)
     )
     passes = list(_passes(sorted(targets), count))
+    seen = progress.add_task("running windows of text", total=len(passes) * len(windows))
+    done = progress.add_task("fitting layers", total=len(targets))
     numbers = list(range(len(windows)))
     fit_on, measure_on = numbers[: sum(recipe.windows)], numbers[sum(recipe.windows) :]
-    longest = max(windows[measure_on[0] :], key=len)
-    recall = {len(windows): longest[:length] for length in recipe.recall_tokens}
-    looked_at = {**dict(enumerate(windows)), **recall}
-    seen = progress.add_task("running windows of text", total=len(passes) * len(looked_at))
-    done = progress.add_task("fitting layers", total=len(targets))
     for layers in passes:
         with tempfile.TemporaryDirectory(prefix="focus-fit-", dir=recipe.scratch_dir) as scratch:
             folder = Path(scratch)
             capture(
                 model,
                 {layer: targets[layer] for layer in layers},
-                looked_at,
+                dict(enumerate(windows)),
                 folder,
                 rows=recipe.rows,
                 seed=recipe.seed,
-                recall=recall,
                 checkpointing=recipe.gradient_checkpointing,
                 tick=partial(progress.advance, seen),
             )
             for layer in layers:
-                of_layer = partial(read, folder, layer=layer)
-                found = fit_layer(of_layer, fit_on, measure_on, list(recall), recipe, recipe.seed + layer)
+                found = fit_layer(partial(read, folder, layer=layer), fit_on, measure_on, recipe, recipe.seed + layer)
                 save_layer(found, layer_file(recipe, layer), made_from)
                 progress.update(done, advance=1, description=f"fitting layers (layer {layer})")
                 yield layer, found

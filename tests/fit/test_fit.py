@@ -89,7 +89,7 @@ def test_a_head_that_copies_is_found_and_gets_the_pairs():
         steps=300,
         seq_len=LENGTH,
     )
-    layer = fit_layer(copying_window, range(6), range(10, 13), [13], settings, seed=0)
+    layer = fit_layer(copying_window, range(6), range(10, 13), settings, seed=0)
     copying = replace(
         layer.curves, **{name: getattr(layer.curves, name)[:1] for name in ("loss", "pairs", "window_loss")}
     )
@@ -97,7 +97,6 @@ def test_a_head_that_copies_is_found_and_gets_the_pairs():
     assert point.loss < 0.05 * point.window_loss
     loss = layer.curves.before(LENGTH).loss[:, 0]
     assert float(loss[1].max()) < 1e-3 * float(loss[0].max())
-    assert layer.recall is not None and layer.recall.queries.sum() == LENGTH
 
 
 def test_the_dial_is_monotone_and_better_than_a_window_at_what_it_tells(fitted):

@@ -234,13 +234,6 @@ def test_a_head_that_a_part_leads_astray_does_not_read_a_part():
     assert float(plain.loss[-1, 0, at] / plain.queries) > 0.5  # which it would without offsets
 
 
-def test_offsets_give_more_to_heads_that_recall():
-    curves, recall = simple_curves([1.0, 1.0, 1.0]), simple_curves([0.0, 0.0, 60.0])
-    assert offsets(curves).abs().max() == 0 == offsets(curves, recall, 0.0).abs().max()
-    found = offsets(curves, recall, 0.1)
-    assert float(found[2]) < float(found[0]) - 0.2 and float(found[0]) == float(found[1])
-
-
 def test_places_are_between_those_of_a_list():
     values = torch.tensor([[[1.0, 3.0, 7.0]]], dtype=torch.float64)
     places = torch.tensor([[-1.0, 0.0, 0.5, 1.75, 2.0, 9.0]], dtype=torch.float64)
