@@ -19,7 +19,8 @@ from .importance import DenseRows
 from .store import LayerWindow
 
 #: Thresholds at which everything is measured, from the one that reads most.
-THRESHOLDS = torch.arange(-24.0, 4.0, 0.25)
+STEP = 0.25
+THRESHOLDS = torch.arange(-24.0, 4.0, STEP)
 
 #: Queries are told apart by the octave of their position: this many, the first one up to 2 ** 4.
 OCTAVES = 20
@@ -56,22 +57,25 @@ class HeadCurves:
 
     def shifted(self, offsets: Tensor) -> HeadCurves:
         """As functions of the common threshold, of heads that add an offset to it, ``(n,)``: linear between points."""
-        step = float(THRESHOLDS[1] - THRESHOLDS[0])
-        places = torch.arange(len(THRESHOLDS)) + offsets.double()[:, None] / step
+        places = torch.arange(len(THRESHOLDS)) + offsets.double()[:, None, None] / STEP
         return replace(self, loss=at_places(self.loss, places), pairs=at_places(self.pairs, places))
 
 
 def at_places(values: Tensor, places: Tensor) -> Tensor:
-    """Each head's values at places between those of its list, ``(n, O, G)`` and ``(n, P)`` to ``(n, O, P)``: linear,
-    and beyond the ends as there."""
+    """What stands at places such as 3.5 of lists: linear between two, and beyond the ends as there.
+
+    Args:
+        values: lists, float64 ``(..., G)``.
+        places: float64 ``(..., P)``.
+
+    Returns:
+        ``(..., P)``, leading dimensions as they broadcast.
+    """
     last = values.shape[-1] - 1
-    places = places.to(values.dtype).clamp(0, last)
-    lower, part = places.floor().long(), places - places.floor()
-    low, high = (
-        values.gather(-1, index[:, None].expand(-1, values.shape[1], -1))
-        for index in (lower, (lower + 1).clamp(max=last))
-    )
-    return torch.lerp(low, high, part[:, None])
+    shape = torch.broadcast_shapes(values.shape[:-1], places.shape[:-1])
+    values, places = values.expand(*shape, -1), places.clamp(0, last).expand(*shape, -1)
+    lower = places.floor().long()
+    return torch.lerp(values.gather(-1, lower), values.gather(-1, (lower + 1).clamp(max=last)), places - lower)
 
 
 def place_of(value: float, ascending: Tensor) -> float:

@@ -6,10 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 from torch.nn import functional as F
 
-from .curves import OCTAVES, THRESHOLDS, HeadCurves, place_of
+from .curves import OCTAVES, THRESHOLDS, HeadCurves, at_places, place_of
 
 #: Of an octave whose share of pairs the dial changes by less there is no curve.
 _LEAST = 0.05
@@ -65,8 +64,7 @@ def dial(curves: HeadCurves, length: int, shares: Iterable[float]) -> list[DialP
         shares: of pairs; those that cannot be had (the window alone takes more) are left out.
     """
     part = curves.before(length)
-    thresholds = THRESHOLDS.double().flip(0)
-    loss = (part.loss[:, 0] / part.queries).sum(dim=0).flip(0)
+    of_cells = torch.stack([THRESHOLDS.double(), (part.loss[:, 0] / part.queries).sum(dim=0)]).flip(-1)
     pairs = (part.pairs[:, 0] / part.possible).mean(dim=0).flip(0)
     window_loss = F.pad((part.window_loss[:, 0] / part.queries).sum(dim=0), (0, 1))
     window_pairs = F.pad(part.window_pairs[0] / part.possible, (0, 1), value=1.0)
@@ -74,12 +72,7 @@ def dial(curves: HeadCurves, length: int, shares: Iterable[float]) -> list[DialP
     for share in shares:
         if not float(pairs[0]) <= share <= float(pairs[-1]):
             continue
-        here, there = place_of(share, pairs), place_of(share, window_pairs)
-        found.append(DialPoint(_at(thresholds, here), share, _at(loss, here), _at(window_loss, there)))
+        here, there = (torch.tensor([place_of(share, each)], dtype=torch.float64) for each in (pairs, window_pairs))
+        threshold, lost = at_places(of_cells, here).flatten().tolist()
+        found.append(DialPoint(threshold, share, lost, float(at_places(window_loss, there))))
     return found
-
-
-def _at(values: Tensor, place: float) -> float:
-    """The value at a place, linear between those of a list."""
-    lower = min(int(place), len(values) - 2)
-    return float(torch.lerp(values[lower], values[lower + 1], place - lower))

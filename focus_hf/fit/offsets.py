@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .curves import THRESHOLDS, HeadCurves, at_places, place_of
+from .curves import STEP, THRESHOLDS, HeadCurves, at_places, place_of
 
 #: Shares of pairs at which heads are compared.
 _SHARES = (0.07, 0.1, 0.15, 0.25)
@@ -38,17 +38,15 @@ def offsets(curves: HeadCurves) -> Tensor:
     loss, pairs = curves.loss.sum(dim=1) / curves.queries.sum(), curves.pairs.sum(dim=1) / curves.possible.sum()
     least = 1.05 * float(pairs[:, -1].mean())  # a window takes that much
     prices = {share: _price(loss, pairs, share) for share in _SHARES if share > least}
-    step = float(THRESHOLDS[1] - THRESHOLDS[0])
-    places = torch.arange(len(THRESHOLDS), dtype=torch.float64)
+    lowest = max(prices.values(), default=0.0) / 1000  # where pairs are left over, they are not free
+    places, steps = torch.arange(len(THRESHOLDS)).double(), _CANDIDATES / STEP
     found = torch.zeros(len(loss), dtype=torch.float64)
     for _ in range(_ROUNDS):
-        moved = at_places(pairs[:, None], places + found[:, None] / step)
-        worth = _PULL * _CANDIDATES.square().expand(len(loss), -1)
+        shares = at_places(pairs, places + found[:, None] / STEP).mean(dim=0).flip(0)
+        worth = (_PULL * _CANDIDATES.square()).expand(len(loss), -1)
         for share, price in prices.items():
-            common = len(THRESHOLDS) - 1 - place_of(share, moved[:, 0].mean(dim=0).flip(0))
-            there = (common + _CANDIDATES / step).expand(len(loss), -1)
-            price = max(price, max(prices.values()) / 1000)  # where pairs are left over, they are not free
-            worth = worth + (at_places(loss[:, None], there) / price + at_places(pairs[:, None], there))[:, 0]
+            there = len(THRESHOLDS) - 1 - place_of(share, shares) + steps
+            worth = worth + at_places(loss, there) / max(price, lowest) + at_places(pairs, there)
         found = _CANDIDATES[worth.argmin(dim=1)]
         found = found - found.mean()
     return found.half().float()

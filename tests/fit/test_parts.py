@@ -213,33 +213,25 @@ def test_offsets_give_more_to_heads_that_lose_more():
     assert offsets(simple_curves([1.0, 1.0])).abs().max() == 0
 
 
-def humped(curves: HeadCurves, height: float) -> HeadCurves:
-    """The same, but the last head loses most where it reads a part: it takes an average of everything."""
-    loss = curves.loss.clone()
+def test_a_head_that_a_part_leads_astray_does_harm_to_no_share():
+    """It takes an average of everything: a part loses more than nothing, so an average of what it would choose at each
+    share (nothing, or nearly everything) is the worst that it can have."""
+    curves = simple_curves([1.0] * 9)
     share = curves.pairs[-1] / curves.possible.clamp(min=1)[:, None]
-    loss[-1] = curves.queries[:, None] * (0.1 + height * torch.exp(-((share - 0.4) ** 2) / 0.02)) * (share < 0.999)
-    return dataclasses.replace(curves, loss=loss)
-
-
-def test_a_head_that_a_part_leads_astray_does_not_read_a_part():
-    """At the thresholds of the shares it reads next to nothing, or nearly everything, but not what loses most."""
-    curves = humped(simple_curves([1.0] * 9), height=2.0)
-    moved = curves.shifted(offsets(curves)).before(1024)
-    pairs, loss = moved.pairs[:, 0] / moved.possible, moved.loss[:, 0] / moved.queries
-    for share in (0.15, 0.25):
-        place = int((pairs.mean(dim=0) - share).abs().argmin())
-        assert float(loss[-1, place]) < 0.5
-    plain = curves.before(1024)
-    at = int((plain.pairs[:, 0].mean(dim=0) / plain.possible - 0.25).abs().argmin())
-    assert float(plain.loss[-1, 0, at] / plain.queries) > 0.5  # which it would without offsets
+    curves.loss[-1] = curves.queries[:, None] * ((share < 0.75) + 3 * (-(((share - 0.45) / 0.15) ** 2)).exp())
+    none, chosen = (
+        [point.loss for point in dial(curves.shifted(each), 1024, (0.15, 0.25))]
+        for each in (torch.zeros(9), offsets(curves))
+    )
+    assert chosen[0] < 0.98 * none[0] and chosen[1] < 0.9 * none[1]
 
 
 def test_places_are_between_those_of_a_list():
-    values = torch.tensor([[[1.0, 3.0, 7.0]]], dtype=torch.float64)
-    places = torch.tensor([[-1.0, 0.0, 0.5, 1.75, 2.0, 9.0]], dtype=torch.float64)
-    assert at_places(values, places)[0, 0].tolist() == [1.0, 1.0, 2.0, 6.0, 7.0, 7.0]
+    values = torch.tensor([[1.0, 3.0, 7.0], [0.0, 2.0, 4.0]]).double()
+    places = torch.tensor([-1.0, 0.0, 0.5, 1.75, 2.0, 9.0]).double()
+    assert at_places(values, places).tolist() == [[1.0, 1.0, 2.0, 6.0, 7.0, 7.0], [0.0, 0.0, 1.0, 3.5, 4.0, 4.0]]
     for value in (1.0, 2.0, 6.0, 7.0):
-        assert at_places(values, torch.tensor([[place_of(value, values[0, 0])]]))[0, 0, 0] == pytest.approx(value)
+        assert float(at_places(values[0], torch.tensor([place_of(value, values[0])]).double())) == pytest.approx(value)
 
 
 def test_the_dial_falls_and_a_window_loses_what_it_loses():
