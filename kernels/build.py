@@ -17,7 +17,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 SOURCE = HERE.parent / "focus_hf" / "attention" / "kernels"
 MODULES = tuple(
-    f"triton_{part}.py" for part in ("gather", "merge", "prompt", "prompt_tile", "reads", "select", "sizes")
+    f"triton_{part}.py" for part in ("gather", "merge", "prompt", "prompt_tile", "routing", "select", "sizes")
 )
 EXTENSION = HERE / "torch-ext" / "focus_attention"
 

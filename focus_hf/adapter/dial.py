@@ -2,7 +2,8 @@
 
 The curves of an adapter say, at several positions, which share of the earlier tokens a query there attends to under
 which threshold. A query's threshold then follows from the share that is asked for and its own position, so that any
-context attends to that share of its pairs, and a token's routing does not depend on how many come after it.
+context attends to that share of its pairs, and a token's routing does not depend on how many come after it. Beyond the
+octave of the last curve thresholds go on falling with every doubling as they did between the last two.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ from ..settings import FocusSettings
 
 #: Reads all cells.
 EVERYTHING = -1e6
+
+#: From the middle of an octave, where its curve stands, to its end; in doublings.
+HALF_OCTAVE = math.log2(4 / 3)
 
 
 def thresholds(settings: FocusSettings, positions: Tensor) -> Tensor | float:
@@ -40,7 +44,13 @@ def thresholds(settings: FocusSettings, positions: Tensor) -> Tensor | float:
     upper = torch.searchsorted(at, places).clamp(max=len(at) - 1)
     lower = (upper - 1).clamp(min=0)
     part = ((places - at[lower]) / (at[upper] - at[lower]).clamp(min=1e-9)).clamp(0, 1)
-    return torch.lerp(values[lower], values[upper], part).float()
+    beyond = (places - at[-1] - HALF_OCTAVE).clamp(min=0)
+    return (torch.lerp(values[lower], values[upper], part) + beyond * _falls(at[-2:], values[-2:])).float()
+
+
+def _falls(at: Tensor, values: Tensor) -> Tensor:
+    """By how much thresholds change in a doubling between the last two curves; they do not rise."""
+    return ((values[-1] - values[0]) / (at[-1] - at[0]).clamp(min=1e-9)).clamp(max=0)
 
 
 def limits(settings: FocusSettings, positions: Tensor) -> Tensor:
@@ -69,16 +79,32 @@ def share_at(curves: Mapping[str, Sequence[Sequence[float]]], length: int, thres
         length: tokens of the context.
         threshold: the dial.
     """
-    points = sorted((math.log2(int(position)), _share(points, threshold)) for position, points in curves.items())
+    at = sorted((math.log2(int(position)), points) for position, points in curves.items())
+    known = [(place, _share(points, threshold)) for place, points in at]
     positions = [(i + 0.5) * length / 256 for i in range(256)]
-    shares = [_interpolate(points, math.log2(max(position, 1.0))) for position in positions]
-    return sum(p * s for p, s in zip(positions, shares, strict=True)) / sum(positions)
+    total = 0.0
+    for position in positions:
+        place = math.log2(max(position, 1.0))
+        beyond = place - at[-1][0] - HALF_OCTAVE
+        if beyond > 0 and len(at) > 1:
+            share = _share(_curve_beyond(at[-2], at[-1], beyond), threshold)
+        else:
+            share = _interpolate(known, place)
+        total += position * share
+    return total / sum(positions)
+
+
+def _curve_beyond(before: _Curve, last: _Curve, beyond: float) -> list[tuple[float, float]]:
+    """The curve so many doublings beyond the octave of the last one."""
+    earlier = [(s, t) for t, s in before[1]]
+    falls = [min((t - _interpolate(earlier, s)) / (last[0] - before[0]), 0.0) for t, s in last[1]]
+    return [(t + beyond * fall, s) for (t, s), fall in zip(last[1], falls, strict=True)]
 
 
 def threshold_for(curves: Mapping[str, Sequence[Sequence[float]]], length: int, share: float) -> float:
     """The one threshold under which a context of this length attends to a share of its pairs; see `share_at`."""
     every = sorted(point[0] for points in curves.values() for point in points)
-    low, high = every[0] - 1.0, every[-1] + 1.0
+    low, high = every[0] - 100.0, every[-1] + 1.0  # beyond the curves thresholds are lower
     for _ in range(50):
         middle = (low + high) / 2
         if share_at(curves, length, middle) > share:
@@ -86,6 +112,10 @@ def threshold_for(curves: Mapping[str, Sequence[Sequence[float]]], length: int, 
         else:
             high = middle
     return (low + high) / 2
+
+
+#: The logarithm of a position, and the thresholds and shares there.
+_Curve = tuple[float, Sequence[Sequence[float]]]
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+from ..attention import cell_reads, key_groups
 from ..ranks import several, split_over
 from ..routing import hard_memberships, sets
-from ..routing.cells import CellRouter, cell_reads, key_groups
+from ..routing.cells import CellRouter
 from ..settings import FocusSettings
 from .call import Call
 from .dial import limits, limits_at

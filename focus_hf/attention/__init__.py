@@ -3,6 +3,7 @@
 from .definition import PADDING, Pattern, WhoAttends, attended_pairs, by_memberships, count_pairs
 from .kernels import KERNELS, Kernel, find_kernel, kernel_named
 from .masked import masked_attention, masked_focus_attention
+from .on_device import cell_reads, key_groups
 from .paths import PATHS, focus_attention
 from .problem import Problem, Scores
 from .training import GATES, HARD_GATE, credit_memberships, gated_attention
@@ -20,12 +21,14 @@ __all__ = [
     "WhoAttends",
     "attended_pairs",
     "by_memberships",
+    "cell_reads",
     "count_pairs",
     "credit_memberships",
     "find_kernel",
     "focus_attention",
     "gated_attention",
     "kernel_named",
+    "key_groups",
     "masked_attention",
     "masked_focus_attention",
 ]

@@ -1,4 +1,4 @@
-"""Attention on a GPU by kernels of ours, which read keys where they stand, by their groups and what queries read.
+"""Routing and attention on a GPU by kernels of ours, which read keys where they stand, by groups and what is read.
 
 Nothing is read back from the device. Inference; with Triton.
 """
@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..routing import cells
+from ..routing.cells import CellRouter
 from .kernels import triton_missing
 from .problem import Problem
 
@@ -48,3 +50,33 @@ def device_focus_attention(problem: Problem) -> Tensor:
         )
     tokens = PromptTokens.from_positions(who.positions, count) if padded else None
     return sparse_prompt(*tensors, tokens=tokens, sink_logits=scores.sink_logits, **numbers)[0]
+
+
+def key_groups(keys: Tensor, router: CellRouter) -> Tensor:
+    """`routing.cells.key_groups`; of many keys on a GPU in one launch."""
+    if not _routes_here(keys):
+        return cells.key_groups(keys, router)
+    from .kernels import triton_routing
+
+    return triton_routing.key_groups(_rows(keys), router.key_projection, router.centroids, router.balance)
+
+
+def cell_reads(queries: Tensor, router: CellRouter, limits: Tensor) -> Tensor:
+    """`routing.cells.cell_reads`; of many queries on a GPU in one launch, with no score of a cell in memory."""
+    if not _routes_here(queries):
+        return cells.cell_reads(queries, router, limits)
+    from .kernels import triton_routing
+
+    in_two_steps = router.in_two_steps(torch.float32)
+    return triton_routing.cell_reads(_rows(queries), limits, *in_two_steps, router.cell_bias, router.offset)
+
+
+def _routes_here(tensor: Tensor) -> bool:
+    """Whether kernels of ours route these tokens ``(B, heads, T, D)``; of few, plain operations are as fast."""
+    on_gpu = tensor.device.type == "cuda" and tensor.dtype != torch.float64 and tensor.shape[2] > FEW_QUERIES
+    return on_gpu and not torch.compiler.is_compiling() and triton_missing() is None
+
+
+def _rows(tensor: Tensor) -> Tensor:
+    """With a head's numbers next to each other."""
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()

@@ -21,7 +21,7 @@ from .predict import BATCHES, Prediction, predict
 
 COLUMNS = (
     *("prediction", "device", "tokens", "groups", "path", "batch"),
-    *("predicted ratio", "in a CUDA graph", "limit", "launches", "measured"),
+    *("predicted ratio", "in a CUDA graph", "limit", "launches", "measured", "in a CUDA graph, beside"),
 )
 
 
@@ -39,7 +39,8 @@ def cells(predicted: Prediction) -> list[str]:
         _ratios(predicted.recorded) if predicted.device.overlaps else "",
         f"{predicted.limit:.2f}x",
         " / ".join(map(str, launches if len(launches) == 1 else predicted.launches.values())),
-        _ratios(predicted.measured),
+        _ratios({batch: x.dense_launched / x.focus_launched for batch, x in predicted.measured.items()}),
+        " / ".join(f"{x.dense / x.focus:.2f}x {x.by}" for x in predicted.measured.values()),
     ]
 
 

@@ -18,14 +18,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from focus_hf.bench import Setting
 
 from .devices import HERE, Device, check_devices, find_device
 from .work import Work, decode_work, dense_work, prompt_work, routing_work
+
+if TYPE_CHECKING:
+    from .kernels import Measured  # needs Triton
 
 #: Sequences in a batch.
 BATCHES = (1, 8, 64)
@@ -56,7 +57,7 @@ class Prediction:
         recorded: the ratio where a CUDA graph launches everything at once, so that the host costs nothing.
         launches: of Focus with its routing; dense attention's are one or two.
         limit: the most that skipping pairs (keys, in decoding) can give.
-        measured: the ratio as measured, where the device is here.
+        measured: of attention without routing, where the device is here and has room.
     """
 
     device: Device
@@ -68,7 +69,7 @@ class Prediction:
     focus: dict[int, float] = field(default_factory=dict)
     recorded: dict[int, float] = field(default_factory=dict)
     launches: dict[int, int] = field(default_factory=dict)
-    measured: dict[int, float] = field(default_factory=dict)
+    measured: dict[int, Measured] = field(default_factory=dict)
 
     @property
     def ratio(self) -> dict[int, float]:
@@ -107,8 +108,8 @@ def predict(setting: Setting, names: Sequence[str], batches: Sequence[int] = BAT
                     found.dense[batch], found.focus[batch] = (1e3 * seconds(x, device) for x in (dense, focus))
                     found.recorded[batch] = on_device(dense, device) / on_device(focus, device)
                     found.launches[batch] = len(focus)
-                    if is_here and (ratio := _measure(setting, phase, batch)) is not None:
-                        found.measured[batch] = ratio
+                    if is_here and (measured := _measure(setting, phase, batch)) is not None:
+                        found.measured[batch] = measured
                 yield found
 
 
@@ -131,16 +132,7 @@ def on_device(works: Sequence[Work], device: Device) -> float:
     return sum(work.seconds(device) for work in works)
 
 
-@torch.no_grad()
-def _measure(setting: Setting, phase: str, batch: int) -> float | None:
-    """The ratio of attention on the GPU that is here, without routing; ``None`` where it has no room."""
-    from focus_hf.bench.timing import interleaved
+def _measure(setting: Setting, phase: str, batch: int) -> Measured | None:
+    from .kernels import measure  # Triton is where PyTorch brings CUDA
 
-    from .kernels import calls  # Triton is where PyTorch brings CUDA
-
-    try:
-        dense, focus = calls(setting, phase, batch, PAIRS)
-        times = interleaved({"dense": dense, "focus": focus}, setting.device, seconds=2, least=3)
-    except torch.OutOfMemoryError:
-        return None
-    return times["dense"] / times["focus"]
+    return measure(setting, phase, batch, PAIRS)

@@ -211,9 +211,9 @@ def alike() -> None:
     assert torch.allclose(last, whole[:, :, -1:], atol=1e-6)
 
 
-def reads() -> None:
-    """Cells that queries read, beside plain torch; a score at the threshold may fall on either side."""
-    from focus_hf.attention.kernels.triton_reads import cell_reads
+def routing() -> None:
+    """Groups of keys and cells that queries read, beside plain torch; near an edge either side is right."""
+    from focus_hf.attention.kernels import triton_routing
     from focus_hf.routing import cells
 
     torch.manual_seed(0)
@@ -222,24 +222,30 @@ def reads() -> None:
         shapes = (kv_heads, codes, dim), (kv_heads, groups, codes), (kv_heads, groups), (kv_heads, codes, each * dim)
         shapes += (kv_heads, bands + 1, each * dim), (kv_heads, groups * bands + 1), (kv_heads,)
         router = cells.CellRouter(*(0.3 * torch.randn(*shape) for shape in shapes))
-        queries = torch.randn(2, 40, kv_heads * each, dim).to(dtype).transpose(1, 2)
-        positions = torch.stack([torch.arange(40), torch.arange(40) * 3 - 1])
-        found = cell_reads(
-            *(queries, positions, router.query_projection, router.centroids, router.band_projection),
-            *(router.cell_bias, router.offset, -5.0, 4),
-        )
-        limits = cells.cell_limits(positions, -5.0, 4, router.num_bands)
-        expected, a, b = (cells.cell_reads(queries, router, limits + x) for x in (0.0, 1e-3, -1e-3))
-        assert 0.1 < expected.float().mean() < 0.9, expected.float().mean()
-        assert torch.equal(found[a == b], expected[a == b])
+        there = cells.CellRouter(*put(*router.tensors().values()))
+        queries, keys = (torch.randn(2, 70, n, dim).to(dtype).transpose(1, 2) for n in (kv_heads * each, kv_heads))
+        positions = torch.stack([torch.arange(70), torch.arange(70) * 3 - 1])
+        dial = -6.0 + torch.rand(2, 70)
+        for limits in (cells.cell_limits(positions, dial, 4, bands), cells.cell_limits(positions[:1], -6.0, 4, bands)):
+            of_queries = *there.in_two_steps(torch.float32), there.cell_bias, there.offset
+            found = triton_routing.cell_reads(*put(queries, limits), *of_queries).cpu()
+            expected, a, b = (cells.cell_reads(queries, router, limits + x) for x in (0.0, 1e-3, -1e-3))
+            assert 0.1 < expected.float().mean() < 0.9, expected.float().mean()
+            assert torch.equal(found[a == b], expected[a == b])
+        of_keys = there.key_projection, there.centroids, there.balance
+        found = triton_routing.key_groups(*put(keys), *of_keys).cpu()
+        scores = cells.key_scores(keys, router)
+        assert found.dtype == torch.uint8 and found.unique().numel() > 3
+        got = scores.gather(-1, found.long()[..., None])[..., 0]
+        assert bool((got >= scores.amax(-1) - 1e-4).all())
 
 
 def run(what: str) -> None:
     """Run one of the above over many cases; says so in JSON."""
     small_steps()
     dots_of_bfloat16()
-    if what in ("alike", "reads"):
-        {"alike": alike, "reads": reads}[what]()
+    if what in ("alike", "routing"):
+        {"alike": alike, "routing": routing}[what]()
     else:
         one = {"decode": decode, "prompt": prompt}[what]
         new = st.integers(1, 8) if what == "decode" else st.integers(1, 90)

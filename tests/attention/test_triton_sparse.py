@@ -107,7 +107,7 @@ print(json.dumps([allocated.most, query.numel() * query.element_size()]))
 """
 
 
-@pytest.mark.parametrize("what", ("decode", "prompt", "alike", "reads"))
+@pytest.mark.parametrize("what", ("decode", "prompt", "alike", "routing"))
 def test_it_equals_the_definition_in_the_interpreter(what):
     script = f"from tests.attention.sparse_cases import run; run({what!r})"
     assert run_apart(script, TRITON_INTERPRET="1") == "equal"

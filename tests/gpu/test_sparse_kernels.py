@@ -34,6 +34,13 @@ def test_it_equals_the_definition(what, steps, monkeypatch):
     settings(sparse_cases.SLOW, max_examples=25)(given(new=new, **sparse_cases.CASES | {"length": lengths})(one))()
 
 
+def test_routing_equals_plain_torch(monkeypatch):
+    from tests.attention import sparse_cases
+
+    monkeypatch.setattr(sparse_cases, "DEVICE", "cuda")
+    sparse_cases.routing()
+
+
 def test_a_graph_of_one_step_serves_the_next():
     from focus_hf.attention.kernels.triton_gather import sparse_decode
 

@@ -64,5 +64,5 @@ def test_what_is_built_loads_and_computes_the_same(builder, tmp_path, monkeypatc
     monkeypatch.setenv("LOCAL_KERNELS", f"focus-hf/focus-attention={tmp_path}")
     script = f"import sys; sys.argv = ['', {str(tmp_path)!r}]\n{LOADED}"
     same, names, path = run_apart(script, TRITON_INTERPRET="1")
-    assert same and names == ["PromptTokens", "cell_reads", "sparse_decode", "sparse_prompt"]
+    assert same and names == ["PromptTokens", "cell_reads", "key_groups", "sparse_decode", "sparse_prompt"]
     assert Path(path).parent == variant

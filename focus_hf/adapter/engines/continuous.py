@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...attention import Scores
-from ...routing.cells import cell_reads, key_groups
+from ...attention import Scores, cell_reads, key_groups
 from ..call import Call, pattern_in_mode, positions_of
 from ..dial import limits
 from ..discovery import numbered

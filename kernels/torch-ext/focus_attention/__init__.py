@@ -2,6 +2,6 @@
 
 from .triton_gather import sparse_decode
 from .triton_prompt import PromptTokens, sparse_prompt
-from .triton_reads import cell_reads
+from .triton_routing import cell_reads, key_groups
 
-__all__ = ["PromptTokens", "cell_reads", "sparse_decode", "sparse_prompt"]
+__all__ = ["PromptTokens", "cell_reads", "key_groups", "sparse_decode", "sparse_prompt"]
