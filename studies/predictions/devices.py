@@ -52,6 +52,7 @@ DEVICES = {
     for device in (
         Device("A100", 312e12, 2.039e12, 108, source="NVIDIA A100 80GB SXM data sheet"),
         Device("H100", 989e12, 3.35e12, 132, source="NVIDIA H100 SXM data sheet"),
+        Device("H200", 989e12, 4.8e12, 132, memory=0.9, source="NVIDIA H200 SXM data sheet; 4.3 TB/s measured"),
         Device("B200", 2250e12, 8.0e12, 148, source="NVIDIA HGX B200 data sheet (1,000 W)"),
     )
 }

@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass
 
 from focus_hf.attention.kernels.triton_sizes import keys_of_prompt_tile, num_splits, power_of_two, tokens_of_tile
+from focus_hf.attention.on_device import FEW_QUERIES
 from focus_hf.bench import Setting
 
 from .devices import Device
@@ -20,19 +21,24 @@ BANDS = 6
 #: number. `python -m studies.tile_unions` measures it (SmolLM2, 8,192 tokens, 64 groups).
 TOGETHER = {1: 1.0, 8: 2.11, 16: 2.65, 32: 3.26, 64: 3.83}
 
-#: What a Triton attention kernel on Hopper's own products reaches of the peak: 477 TFLOPS of 989 for heads of 128 at
-#: 16k tokens (pytorch/benchmark pull request 2391, where FlashAttention 3 has 621), a tenth off for mask and gather.
-KERNEL_RATE = 0.43
+#: What our kernel of prompts reaches of the peak: 283 TFLOPS of 989 on an H200, with mask and gather.
+KERNEL_RATE = 0.29
 
 #: What second-level caches deliver, in times of the memory's bandwidth: 5.5 TB/s on an H100. Assumed of others.
 CACHE_RATE = 1.6
 
-#: What gathering rows of 256 bytes and more reaches of the memory's bandwidth: assumed.
-GATHER_RATE = 0.7
+#: What gathering rows of 256 bytes and more reaches of the memory's bandwidth: 2.4 of 4.8 TB/s on an H200.
+GATHER_RATE = 0.5
 
-#: Instructions for each key that a tile of a prompt looks at, as compiled for sm_90 and for keys in the last band, and
-#: how many a processor issues in a second.
-LOOK, ISSUED = 60, 128 * 1.7e9
+#: What looking at a key's byte takes, in instructions of a processor and with its waiting (2.0 ms for the 16,384 tiles
+#: of a prompt of 32k tokens on an H200; 60 are issued), and how many a processor issues in a second.
+LOOK, ISSUED = 200, 128 * 1.7e9
+
+#: Seconds of a launch of decoding at least, one load after the other: a third of our 14.8 microseconds on an H200.
+STEPS = 4.9e-6
+
+#: And what judging a cell of a query takes, in such instructions: 0.86 ms for 100 million of them on an H200.
+JUDGE = 246
 
 
 @dataclass(frozen=True)
@@ -47,6 +53,7 @@ class Work:
         issued: instructions that it issues before its products.
         rate: share of the peak that its products reach.
         memory: share of the bandwidth; ``None`` is the device's.
+        least: seconds that it takes at least; ``None`` is the device's.
     """
 
     name: str
@@ -56,13 +63,19 @@ class Work:
     issued: float = 0.0
     rate: float = KERNEL_RATE
     memory: float | None = None
+    least: float | None = None
 
     def seconds(self, device: Device) -> float:
         """On a device, at least: the longest of moving bytes and multiplying, and looking at keys before that."""
         moving = self.bytes / (device.bandwidth * (self.memory or device.memory))
         products = self.flops / (device.flops * self.rate)
         looking = self.issued / (device.processors * ISSUED)
-        return max(moving, products + looking, self.cached / (device.bandwidth * CACHE_RATE) + looking, device.kernel)
+        return max(
+            moving,
+            products + looking,
+            self.cached / (device.bandwidth * CACHE_RATE) + looking,
+            self.least or device.kernel,
+        )
 
 
 def dense_work(setting: Setting, batch: int, *, decode: bool, rate: float) -> list[Work]:
@@ -70,22 +83,21 @@ def dense_work(setting: Setting, batch: int, *, decode: bool, rate: float) -> li
     size, dims = setting.torch_dtype.itemsize, 2 * setting.head_dim
     cache = batch * setting.length * setting.kv_heads * dims * size
     if decode:
-        return [Work("dense", cache), Work("merge", 0.0)]
+        return [Work("dense", cache, least=STEPS), Work("merge", 0.0, least=STEPS)]
     pairs = batch * setting.heads * setting.length * (setting.length + 1) / 2
     return [Work("dense", cache * (1 + setting.heads / setting.kv_heads), 2.0 * dims * pairs, rate=rate)]
 
 
 def routing_work(setting: Setting, batch: int, tokens: int) -> list[Work]:
-    """Groups of new keys, by the six plain operations of `routing.cells.key_groups`; the cells that queries read."""
+    """Groups of new keys, and the cells that queries read: of few tokens by plain operations, else a launch each."""
     keys, queries = (batch * tokens * heads for heads in (setting.kv_heads, setting.heads))
-    size, scores = setting.torch_dtype.itemsize, 4.0 * keys * setting.num_groups
-    wide = 4.0 * keys * setting.head_dim  # keys in float32
-    steps = (wide * (1 + size / 4), wide * 1.25, wide / 4 + scores, 2 * scores, scores + 8.0 * keys, 9.0 * keys)
+    of_queries = queries * setting.head_dim * setting.torch_dtype.itemsize
     table = keys * setting.num_groups * BANDS
-    return [
-        *(Work("groups of keys", step) for step in steps),
-        Work("cells read", queries * setting.head_dim * size + table),
-    ]
+    if tokens > FEW_QUERIES:
+        of_keys = keys * setting.head_dim * setting.torch_dtype.itemsize
+        return [Work("groups of keys", of_keys + keys), Work("cells read", of_queries + table, issued=table * JUDGE)]
+    plain = [Work("groups of keys", 4.0 * keys * max(setting.head_dim, setting.num_groups))] * 6
+    return plain + [Work("cells read", 4.0 * table)] * 5
 
 
 def decode_work(setting: Setting, batch: int, share: float) -> list[Work]:
@@ -94,9 +106,9 @@ def decode_work(setting: Setting, batch: int, share: float) -> list[Work]:
     keys = rows * setting.length * share
     partial = rows * num_splits(rows, setting.length) * setting.heads / setting.kv_heads * setting.head_dim * 4.0
     return [
-        Work("list", rows * setting.length + 4.0 * keys),
-        Work("gather", 4.0 * keys + keys * dims * size + partial, memory=GATHER_RATE),
-        Work("merge", partial),
+        Work("list", rows * setting.length + 4.0 * keys, issued=rows * setting.length * LOOK, least=STEPS),
+        Work("gather", 4.0 * keys + keys * dims * size + partial, memory=GATHER_RATE, least=STEPS),
+        Work("merge", partial, least=STEPS),
     ]
 
 

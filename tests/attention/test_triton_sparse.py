@@ -127,8 +127,8 @@ def test_compiled_as_launched():
             assert got["mma"] and got["shared"] <= 56 * 1024, (name, got)
         if kernel == "prompt_tile":
             assert (got["wgmma"], got["mma"])[capability == "80"], (name, got)
-            assert all(down > 1 and across == 1 for down, across, *_ in got["layouts"]), (name, got)  # rows are shared
-            if capability == "90":
+            if capability == "90":  # rows are shared, no warps compute what others do
+                assert all(down > 1 and across == 1 for down, across, *_ in got["layouts"]), (name, got)
                 assert all(shape[1] >= 64 for _, _, *shape in got["layouts"]), (name, got)
 
 

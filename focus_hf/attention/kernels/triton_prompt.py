@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .triton_gather import LOG2_E, LOWEST, check_attention
 from .triton_prompt_tile import prompt_tile
-from .triton_sizes import keys_of_prompt_tile, registers_of_prompt_tile, tokens_of_tile, width_of
+from .triton_sizes import keys_of_prompt_tile, tokens_of_tile, width_of
 
 #: Keys that are looked at in one step and in one go, before what was found is read; the latter are the list's places.
 STEP, SEGMENT = 1024, 4096
@@ -174,7 +174,6 @@ def sparse_prompt(
         LOWEST=LOWEST,
         num_warps=max(4, together * triton.next_power_of_2(heads) // 16),
         num_stages=STAGES,
-        maxnreg=registers_of_prompt_tile(max(head_dim, value_dim), key.element_size()),
     )
     return output, lse
 

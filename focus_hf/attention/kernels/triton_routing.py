@@ -199,12 +199,16 @@ def _reads(  # type: ignore[no-untyped-def]
         peak = higher
     total = peak + tl.log(total) + tl.load(offset + head).to(tl.float32)
     into = (own.to(tl.int64) * length + which) * CELLS
-    limits += row * limits_row + which * BANDS
+
+    # In every cell a query's score of its band is added as it is: less the band's limit there, it is so in the sum.
+    band = score - (SCORES - 1 - BANDS)
+    limit = limits + row * limits_row + which[:, None] * BANDS + band[None, :]
+    banded = here[:, None] & (band >= 0)[None, :] & (band < BANDS)[None, :]
+    projected -= tl.load(limit, mask=banded, other=0.0)
     for start in range(0, CELLS, SOME):
         cell = start + some
         matrix = tl.load(of_score + cell[None, :], mask=scored[:, None] & (cell < CELLS)[None, :], other=0.0)
         found = tl.dot(projected, matrix.to(tl.float32), input_precision="tf32x3")
         found += tl.load(bias + cell, mask=cell < CELLS, other=0.0).to(tl.float32)[None, :]
         inside = here[:, None] & (cell < CELLS)[None, :]
-        limit = tl.load(limits[:, None] + (cell % BANDS)[None, :], mask=inside, other=0.0)
-        tl.store(reads + into[:, None] + cell[None, :], (found > total[:, None] + limit).to(tl.uint8), mask=inside)
+        tl.store(reads + into[:, None] + cell[None, :], (found > total[:, None]).to(tl.uint8), mask=inside)

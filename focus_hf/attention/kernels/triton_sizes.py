@@ -9,16 +9,13 @@ PROGRAMS = 1024
 MAX_SPLITS, SPLIT_BOUND = 64, 1024
 
 #: Rows of a tile of a prompt: query heads of a key head times consecutive tokens. Of 64 rows, 16 tokens of four heads
-#: read together four fifths of what 32 do, and two programs or more are on a processor, one of which looks at bytes
-#: while another multiplies. Of 128 rows a prompt of 32k tokens takes 1.6 times as long (H200).
+#: read together four fifths of what 32 do, and two programs are on a processor, of which one looks at bytes while the
+#: other multiplies: on an H200 a prompt of 32k tokens takes 10.3 ms, with 128 rows 11.7, or 10.2 where a thread may
+#: have 128 registers and some values are spilled.
 ROWS = 64
 
 #: Keys that a tile of a prompt reads at a time.
 KEYS = 64
-
-
-#: Registers of a thread of such a tile: two programs of eight warps are on a processor.
-REGISTERS: int | None = None
 
 
 def num_splits(key_heads: int, bound: int) -> int:
@@ -39,11 +36,6 @@ def keys_of_decode_tile(head_dim: int, element_size: int) -> int:
 def keys_of_prompt_tile(head_dim: int, element_size: int) -> int:
     """Keys that a tile of a prompt reads at a time: fewer of wide heads, for registers and shared memory."""
     return max(16, min(KEYS, KEYS * 256 // (width_of(head_dim) * element_size)))
-
-
-def registers_of_prompt_tile(head_dim: int, element_size: int) -> int | None:
-    """The most registers that a thread of a tile of a prompt may have, where the tile would take more."""
-    return REGISTERS if element_size == 2 and width_of(head_dim) <= 128 else None
 
 
 def width_of(dim: int) -> int:

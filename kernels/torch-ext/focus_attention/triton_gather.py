@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .triton_merge import merge_parts
-from .triton_select import KeyLists, Shape, attended, select_keys
+from .triton_select import MAX_CHUNKS, KeyLists, Shape, attended, select_keys
 from .triton_sizes import keys_of_decode_tile, num_splits, width_of
 
 #: Below every score: a maximum to begin with that is finite, so that no difference of two is undefined.
@@ -117,7 +117,7 @@ def attend_lists(
     _gather[(batch * kv_heads, splits)](
         *(query, key, value, lists.slots, lists.counts, key_groups, reads.view(torch.uint8)),
         *(query_positions, key_positions, block_table, partial, lse, scale * LOG2_E),
-        *(bound, lists.chunk, kv_heads, splits),
+        *(bound, lists.chunk, lists.counts.shape[2], kv_heads, splits),
         *(*query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *key_groups.stride()),
         0 if key_positions is None else key_positions.stride(0),
         0 if block_table is None else block_table.stride(0),
@@ -132,7 +132,7 @@ def attend_lists(
         SINKS=shape.sink_tokens,
         DENSE=shape.dense_below,
         BLOCK=0 if block_table is None else key.shape[2],
-        CHUNKS=lists.counts.shape[2],
+        CHUNKS=MAX_CHUNKS,
         LOWEST=LOWEST,
         num_warps=WARPS,
         num_stages=STAGES,
@@ -171,7 +171,9 @@ def check_attention(query: Tensor, key: Tensor, value: Tensor, key_groups: Tenso
             )
 
 
-@triton.jit(do_not_specialize=["bound", "chunk", "splits", "groups_row", "groups_head", "positions_row", "table_row"])
+@triton.jit(
+    do_not_specialize=["bound", "chunk", "chunks", "splits", "groups_row", "groups_head", "positions_row", "table_row"]
+)
 def _gather(  # type: ignore[no-untyped-def]  # Triton's types are those of its arguments
     query,
     key,
@@ -188,6 +190,7 @@ def _gather(  # type: ignore[no-untyped-def]  # Triton's types are those of its 
     scale,
     bound,
     chunk,
+    chunks,
     kv_heads,
     splits,
     query_row,
@@ -234,7 +237,8 @@ def _gather(  # type: ignore[no-untyped-def]  # Triton's types are those of its 
         table = reads + (own * QUERIES + which) * GROUPS * BANDS
 
     # The list is in chunks with room behind each: an entry is as much further on as there is room before it.
-    each = tl.load(counts + own * CHUNKS + tl.arange(0, CHUNKS))
+    of_chunk = tl.arange(0, CHUNKS)
+    each = tl.load(counts + own * chunks + of_chunk, mask=of_chunk < chunks, other=0)
     ends, room, number = tl.cumsum(each, axis=0), chunk - each, tl.sum(each, axis=0)
     share = tl.cdiv(number, splits)
     begin = split * share

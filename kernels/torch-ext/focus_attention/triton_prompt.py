@@ -20,10 +20,11 @@ from .triton_sizes import keys_of_prompt_tile, tokens_of_tile, width_of
 #: Keys that are looked at in one step and in one go, before what was found is read; the latter are the list's places.
 STEP, SEGMENT = 1024, 4096
 
-#: Programs on each processor.
-RESIDENT = 3
+#: Programs that are launched for each processor, as many as it has room for or more: each takes tiles until none is
+#: left.
+RESIDENT = 4
 
-STAGES = 3
+STAGES = 2
 
 
 @dataclass(frozen=True)
@@ -137,10 +138,11 @@ def sparse_prompt(
     table = torch.empty(programs, cells, dtype=torch.int64 if together > 32 else torch.int32, device=query.device)
     listed = torch.empty(programs, SEGMENT, dtype=torch.int32, device=query.device)
     bits = torch.empty(programs, SEGMENT, dtype=table.dtype, device=query.device)
+    taken = torch.zeros(1, dtype=torch.int32, device=query.device)
     slots = (None,) * 4 if tokens is None else (tokens.key_slots, tokens.query_slots, tokens.lengths, tokens.new)
     prompt_tile[(programs,)](
         *(query, key, value, key_groups, reads.view(torch.uint8), *slots, sink_logits),
-        *(output, lse, table, listed, bits, scale * LOG2_E, sequences * kv_heads, tiles, length, queries),
+        *(output, lse, taken, table, listed, bits, scale * LOG2_E, sequences * kv_heads, tiles, length, queries),
         0 if tokens is None else tokens.key_slots.stride(0),
         most,
         *_strides(query, sequences),

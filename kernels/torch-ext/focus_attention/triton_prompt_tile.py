@@ -1,9 +1,9 @@
 """One tile of a prompt's attention, the kernel of `triton_prompt`.
 
-The program that has a tile looks at the bytes of all keys before its last token and writes those that any of its
-tokens attends to into a short list, each with a bit for every token; then it reads the keys of the list from where
-they stand, and the bits are the mask. So nothing is computed for a key that no token of the tile attends to, and
-nothing of the size of pairs is ever in memory.
+A program takes the next tile that nobody has until none is left. It looks at the bytes of all keys before the tile's
+last token and writes those that any of its tokens attends to into a short list, each with a bit for every token; then
+it reads the keys of the list from where they stand, and the bits are the mask. So nothing is computed for a key that
+no token of the tile attends to, and nothing of the size of pairs is ever in memory.
 
 Nothing here knows the rest of the package: the folder `kernels/` is made from these files.
 """
@@ -42,6 +42,7 @@ def prompt_tile(  # type: ignore[no-untyped-def]  # Triton's types are those of 
     sink_logits,
     output,
     lse,
+    taken,
     table,
     listed,
     bits,
@@ -103,7 +104,8 @@ def prompt_tile(  # type: ignore[no-untyped-def]  # Triton's types are those of 
     own_bit = tl.full((ROWS,), 1, LIKE) << token.to(LIKE)
     dim, value_dim = tl.arange(0, WIDTH), tl.arange(0, VALUE_WIDTH)
     wide, value_wide = dim < HEAD_DIM, value_dim < VALUE_DIM
-    for number in range(program, of_heads * tiles, tl.num_programs(0)):
+    number = tl.atomic_add(taken, 1)
+    while number < of_heads * tiles:
         own = number // tiles
         sequence, head = (own // KV_HEADS).to(tl.int64), (own % KV_HEADS).to(tl.int64)
         tile = tiles - 1 - number % tiles  # the longest first
@@ -224,3 +226,4 @@ def prompt_tile(  # type: ignore[no-untyped-def]  # Triton's types are those of 
                 (weighted / norm[:, None]).to(output.dtype.element_ty),
                 mask=here[:, None] & value_wide[None, :],
             )
+        number = tl.atomic_add(taken, 1)

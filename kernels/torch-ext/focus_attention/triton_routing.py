@@ -1,7 +1,8 @@
-"""Which cells queries read, in one launch: what `routing.cells.cell_reads` says, with no score of a cell in memory.
+"""Routing by cells in two launches: the groups of keys, and the cells that queries read.
 
-Of a prompt the scores of all cells would be the largest tensor of a layer, several times over. Nothing here knows the
-rest of the package: the folder `kernels/` is made from these files.
+What `routing.cells.key_groups` and `routing.cells.cell_reads` say, with no score in memory: those of all cells would
+be the largest tensor of a prompt's layer, several times over. Nothing here knows the rest of the package: the folder
+`kernels/` is made from these files.
 """
 
 from __future__ import annotations
@@ -11,148 +12,203 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-#: Queries of a program.
-QUERIES = 32
+from .triton_sizes import width_of
 
-WARPS = 4
+#: Below every score.
+LOWEST: tl.constexpr = tl.constexpr(-1e30)
+
+#: Keys or queries of a program, and how much of a head it multiplies at a time.
+TOKENS, PIECE = 64, 32
+
+#: Cells that are judged at a time.
+CELLS = 64
+
+WARPS, STAGES = 4, 1
+
+
+def key_groups(keys: Tensor, key_projection: Tensor, centroids: Tensor, balance: Tensor) -> Tensor:
+    """The group of each key; the tensors of a router are those of `routing.cells.CellRouter`, float32.
+
+    Args:
+        keys: before rotary positions, ``(B, H_kv, S, D)``, the last dimension contiguous.
+        key_projection: ``(H_kv, d_g, D)``.
+        centroids: ``(H_kv, K, d_g)``.
+        balance: ``(H_kv, K)``.
+
+    Returns:
+        uint8 ``(B, H_kv, S)``.
+    """
+    batch, kv_heads, length, head_dim = keys.shape
+    groups, codes = centroids.shape[1:]
+    found = torch.empty(batch, kv_heads, length, dtype=torch.uint8, device=keys.device)
+    router = (x.contiguous() for x in (key_projection, centroids, balance))
+    _groups[(triton.cdiv(length, TOKENS), batch * kv_heads)](
+        *(keys, *router, found, length),
+        *keys.stride()[:3],
+        KV_HEADS=kv_heads,
+        HEAD_DIM=head_dim,
+        PIECE=min(PIECE, width_of(head_dim)),
+        CODES=codes,
+        CODES_WIDTH=width_of(codes),
+        GROUPS=groups,
+        GROUPS_WIDTH=width_of(groups),
+        TOKENS=TOKENS,
+        num_warps=WARPS,
+        num_stages=STAGES,
+    )
+    return found
 
 
 def cell_reads(
-    queries: Tensor,
-    positions: Tensor,
-    query_projection: Tensor,
-    centroids: Tensor,
-    band_projection: Tensor,
-    cell_bias: Tensor,
-    offset: Tensor,
-    threshold: float,
-    local_window: int,
+    queries: Tensor, limits: Tensor, first: Tensor, second: Tensor, cell_bias: Tensor, offset: Tensor
 ) -> Tensor:
     """The cells that queries read; the tensors of a router are those of `routing.cells.CellRouter`, float32.
 
     Args:
         queries: after rotary positions, ``(B, H, Q, D)``, the last dimension contiguous.
-        positions: of the queries, integers ``(B, Q)``.
-        query_projection: ``(H_kv, d_g, r * D)``.
-        centroids: ``(H_kv, K, d_g)``.
-        band_projection: ``(H_kv, bands + 1, r * D)``, of "near" last.
-        cell_bias: ``(H_kv, K * bands + 1)``, likewise.
-        offset: added to the threshold of each head, ``(H_kv,)``.
-        threshold: the dial; lower reads more.
-        local_window: ``w``.
+        limits: what the log-share of a cell must be above, float32 ``(B or 1, Q, bands)``.
+        first, second: `CellRouter.in_two_steps`, ``(H_kv, r * D, n)`` and ``(H_kv, n, K * bands + 1)``.
+        cell_bias: ``(H_kv, K * bands + 1)``, of "near" last.
+        offset: added to the limits of each head, ``(H_kv,)``.
 
     Returns:
         bool ``(B, H_kv, Q, K, bands)``.
     """
     batch, num_heads, length, head_dim = queries.shape
-    kv_heads, groups, codes = centroids.shape
-    bands = band_projection.shape[1] - 1
-    reads = torch.empty(batch, kv_heads, length, groups, bands, dtype=torch.bool, device=queries.device)
-    router = (x.contiguous() for x in (query_projection, centroids, band_projection, cell_bias, offset))
-    _reads[(triton.cdiv(length, QUERIES), batch * kv_heads)](
-        *(queries, positions.contiguous(), *router, reads.view(torch.uint8), threshold, length),
+    kv_heads, scores, bands = first.shape[0], first.shape[2], limits.shape[2]
+    cells = second.shape[2] - 1
+    reads = torch.empty(batch, kv_heads, length, cells // bands, bands, dtype=torch.bool, device=queries.device)
+    limits = limits.contiguous()
+    router = (x.contiguous() for x in (first, second, cell_bias, offset))
+    _reads[(triton.cdiv(length, TOKENS), batch * kv_heads)](
+        *(queries, limits, *router, reads.view(torch.uint8), length),
+        limits.stride(0) if limits.shape[0] > 1 else 0,
         *queries.stride()[:3],
         KV_HEADS=kv_heads,
         HEADS=num_heads // kv_heads,
         HEAD_DIM=head_dim,
-        WIDTH=max(16, triton.next_power_of_2(head_dim)),
-        CODES=codes,
-        CODES_WIDTH=max(16, triton.next_power_of_2(codes)),
-        GROUPS=groups,
-        GROUPS_WIDTH=max(16, triton.next_power_of_2(groups)),
+        PIECE=min(PIECE, width_of(head_dim)),
+        SCORES=scores,
+        SCORES_WIDTH=width_of(scores),
+        CELLS=cells,
+        SOME=min(CELLS, width_of(cells)),
         BANDS=bands,
-        BANDS_WIDTH=max(16, triton.next_power_of_2(bands + 1)),
-        FIRST=max(local_window, 1),
-        QUERIES=QUERIES,
+        TOKENS=TOKENS,
         num_warps=WARPS,
+        num_stages=STAGES,
     )
     return reads
 
 
+# Products are of float32, on a GPU's matrix units in three parts of each number ("tf32x3"): as near as float32's own.
 @triton.jit(do_not_specialize=["length"])
-def _reads(  # type: ignore[no-untyped-def]  # Triton's types are those of its arguments
-    queries,
-    positions,
-    query_projection,
+def _groups(  # type: ignore[no-untyped-def]  # Triton's types are those of its arguments
+    keys,
+    key_projection,
     centroids,
-    band_projection,
+    balance,
+    found,
+    length,
+    key_row,
+    key_head,
+    key_place,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PIECE: tl.constexpr,
+    CODES: tl.constexpr,
+    CODES_WIDTH: tl.constexpr,
+    GROUPS: tl.constexpr,
+    GROUPS_WIDTH: tl.constexpr,
+    TOKENS: tl.constexpr,
+):
+    own = tl.program_id(1)
+    row, head = (own // KV_HEADS).to(tl.int64), own % KV_HEADS
+    which = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    code, group = tl.arange(0, CODES_WIDTH), tl.arange(0, GROUPS_WIDTH)
+    here, coded, grouped = which < length, code < CODES, group < GROUPS
+    at = row * key_row + head * key_head + which.to(tl.int64) * key_place
+    projected = tl.zeros((TOKENS, CODES_WIDTH), tl.float32)
+    for first in range(0, HEAD_DIM, PIECE):
+        dim = first + tl.arange(0, PIECE)
+        wide = dim < HEAD_DIM
+        k = tl.load(keys + at[:, None] + dim[None, :], mask=here[:, None] & wide[None, :], other=0.0)
+        of_code = (head * CODES + code[None, :]) * HEAD_DIM + dim[:, None]
+        project = tl.load(key_projection + of_code, mask=wide[:, None] & coded[None, :], other=0.0)
+        projected += tl.dot(k.to(tl.float32), project.to(tl.float32), input_precision="tf32x3")
+    of_group = (head * GROUPS + group[None, :]) * CODES + code[:, None]
+    center = tl.load(centroids + of_group, mask=coded[:, None] & grouped[None, :], other=0.0)
+    scores = tl.dot(projected, center.to(tl.float32), input_precision="tf32x3")
+    scores += tl.load(balance + head * GROUPS + group, mask=grouped, other=float("-inf")).to(tl.float32)[None, :]
+    nearest = tl.argmax(scores, axis=1)
+    tl.store(found + own.to(tl.int64) * length + which, nearest.to(tl.uint8), mask=here)
+
+
+@triton.jit(do_not_specialize=["length", "limits_row"])
+def _reads(  # type: ignore[no-untyped-def]
+    queries,
+    limits,
+    first,
+    second,
     cell_bias,
     offset,
     reads,
-    threshold,
     length,
+    limits_row,
     query_row,
     query_head,
     query_place,
     KV_HEADS: tl.constexpr,
     HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
-    WIDTH: tl.constexpr,
-    CODES: tl.constexpr,
-    CODES_WIDTH: tl.constexpr,
-    GROUPS: tl.constexpr,
-    GROUPS_WIDTH: tl.constexpr,
+    PIECE: tl.constexpr,
+    SCORES: tl.constexpr,
+    SCORES_WIDTH: tl.constexpr,
+    CELLS: tl.constexpr,
+    SOME: tl.constexpr,
     BANDS: tl.constexpr,
-    BANDS_WIDTH: tl.constexpr,
-    FIRST: tl.constexpr,
-    QUERIES: tl.constexpr,
+    TOKENS: tl.constexpr,
 ):
     own = tl.program_id(1)
     row, head = (own // KV_HEADS).to(tl.int64), own % KV_HEADS
-    which = tl.program_id(0) * QUERIES + tl.arange(0, QUERIES)
+    which = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     here = which < length
-    dim, code, group = tl.arange(0, WIDTH), tl.arange(0, CODES_WIDTH), tl.arange(0, GROUPS_WIDTH)
-    band = tl.arange(0, BANDS_WIDTH)
-    wide, coded, grouped = dim < HEAD_DIM, code < CODES, group < GROUPS
-    projected = tl.zeros((QUERIES, CODES_WIDTH), tl.float32)
-    by_band = tl.zeros((QUERIES, BANDS_WIDTH), tl.float32)
-    for number in range(HEADS):
-        at = row * query_row + (head * HEADS + number) * query_head + which * query_place
+    score, some = tl.arange(0, SCORES_WIDTH), tl.arange(0, SOME)
+    scored = score < SCORES
+    projected = tl.zeros((TOKENS, SCORES_WIDTH), tl.float32)
+    PIECES: tl.constexpr = (HEAD_DIM + PIECE - 1) // PIECE
+    for number in range(HEADS * PIECES):
+        dim = number % PIECES * PIECE + tl.arange(0, PIECE)
+        wide = dim < HEAD_DIM
+        at = row * query_row + (head * HEADS + number // PIECES) * query_head + which.to(tl.int64) * query_place
         q = tl.load(queries + at[:, None] + dim[None, :], mask=here[:, None] & wide[None, :], other=0.0)
-        q = q.to(tl.float32)
-        of_dim = number * HEAD_DIM + dim
-        project = tl.load(
-            query_projection + (head * CODES + code[None, :]) * HEADS * HEAD_DIM + of_dim[:, None],
-            mask=coded[None, :] & wide[:, None],
-            other=0.0,
-        )
-        projected += tl.dot(q, project.to(tl.float32), input_precision="ieee")
-        project = tl.load(
-            band_projection + (head * (BANDS + 1) + band[None, :]) * HEADS * HEAD_DIM + of_dim[:, None],
-            mask=(band <= BANDS)[None, :] & wide[:, None],
-            other=0.0,
-        )
-        by_band += tl.dot(q, project.to(tl.float32), input_precision="ieee")
-    center = tl.load(
-        centroids + (head * GROUPS + group[None, :]) * CODES + code[:, None],
-        mask=grouped[None, :] & coded[:, None],
-        other=0.0,
-    )
-    by_group = tl.dot(projected, center.to(tl.float32), input_precision="ieee")
+        into = ((head * HEADS + number // PIECES) * HEAD_DIM + dim[:, None]) * SCORES + score[None, :]
+        project = tl.load(first + into, mask=wide[:, None] & scored[None, :], other=0.0)
+        projected += tl.dot(q.to(tl.float32), project.to(tl.float32), input_precision="tf32x3")
 
-    bias = cell_bias + head * (GROUPS * BANDS + 1)
-    near = tl.sum(tl.where((band == BANDS)[None, :], by_band, 0.0), axis=1)
-    peak = near + tl.load(bias + GROUPS * BANDS).to(tl.float32)
-    total = tl.full((QUERIES,), 1.0, tl.float32)
-    for number in tl.static_range(BANDS):
-        cell = by_group + tl.sum(tl.where((band == number)[None, :], by_band, 0.0), axis=1)[:, None]
-        cell += tl.load(bias + group * BANDS + number, mask=grouped, other=0.0).to(tl.float32)[None, :]
-        cell = tl.where(grouped[None, :], cell, float("-inf"))
-        higher = tl.maximum(peak, tl.max(cell, axis=1))
-        total = total * tl.exp(peak - higher) + tl.sum(tl.exp(cell - higher[:, None]), axis=1)
+    bias = cell_bias + head * (CELLS + 1)
+    of_score = second + (head * SCORES + score[:, None]) * (CELLS + 1)
+    peak = tl.full((TOKENS,), LOWEST, tl.float32)
+    total = tl.zeros((TOKENS,), tl.float32)
+    for start in range(0, CELLS + 1, SOME):  # "near" is the last
+        cell = start + some
+        matrix = tl.load(of_score + cell[None, :], mask=scored[:, None] & (cell <= CELLS)[None, :], other=0.0)
+        found = tl.dot(projected, matrix.to(tl.float32), input_precision="tf32x3")
+        found += tl.load(bias + cell, mask=cell <= CELLS, other=float("-inf")).to(tl.float32)[None, :]
+        higher = tl.maximum(peak, tl.max(found, axis=1))
+        total = total * tl.exp(peak - higher) + tl.sum(tl.exp(found - higher[:, None]), axis=1)
         peak = higher
-    total = peak + tl.log(total) + threshold + tl.load(offset + head).to(tl.float32)
-    position = tl.load(positions + row * length + which, mask=here, other=0).to(tl.int32)
-    into = (own.to(tl.int64) * length + which) * GROUPS * BANDS
-    for number in tl.static_range(BANDS):
-        cell = by_group + tl.sum(tl.where((band == number)[None, :], by_band, 0.0), axis=1)[:, None]
-        cell += tl.load(bias + group * BANDS + number, mask=grouped, other=0.0).to(tl.float32)[None, :]
-        size = tl.maximum(position - (FIRST << number), 1)  # positions of the band before a query
-        if number < BANDS - 1:
-            size = tl.minimum(size, FIRST << number)
-        read = cell > (total + tl.log(size.to(tl.float32)))[:, None]
-        tl.store(
-            reads + into[:, None] + (group * BANDS + number)[None, :],
-            read.to(tl.uint8),
-            mask=here[:, None] & grouped[None, :],
-        )
+    total = peak + tl.log(total) + tl.load(offset + head).to(tl.float32)
+    into = (own.to(tl.int64) * length + which) * CELLS
+
+    # In every cell a query's score of its band is added as it is: less the band's limit there, it is so in the sum.
+    band = score - (SCORES - 1 - BANDS)
+    limit = limits + row * limits_row + which[:, None] * BANDS + band[None, :]
+    banded = here[:, None] & (band >= 0)[None, :] & (band < BANDS)[None, :]
+    projected -= tl.load(limit, mask=banded, other=0.0)
+    for start in range(0, CELLS, SOME):
+        cell = start + some
+        matrix = tl.load(of_score + cell[None, :], mask=scored[:, None] & (cell < CELLS)[None, :], other=0.0)
+        found = tl.dot(projected, matrix.to(tl.float32), input_precision="tf32x3")
+        found += tl.load(bias + cell, mask=cell < CELLS, other=0.0).to(tl.float32)[None, :]
+        inside = here[:, None] & (cell < CELLS)[None, :]
+        tl.store(reads + into[:, None] + cell[None, :], (found > total[:, None]).to(tl.uint8), mask=inside)

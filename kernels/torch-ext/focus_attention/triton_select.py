@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 #: Keys that a program looks at in one step, and the most programs for one key head.
-STEP, MAX_CHUNKS = 1024, 64
+STEP, MAX_CHUNKS = 512, 64
 
 WARPS = 4
 
@@ -34,7 +34,7 @@ class KeyLists:
 
     Args:
         slots: int32 ``(B, H_kv, bound)``, in chunks: a chunk's entries are at its beginning, in ascending order.
-        counts: int32 ``(B, H_kv, MAX_CHUNKS)``, how many each chunk has.
+        counts: int32 ``(B, H_kv, chunks)``, how many each chunk has, of at most `MAX_CHUNKS`.
         chunk: places of a chunk.
     """
 
@@ -69,9 +69,10 @@ def select_keys(
     block = 0 if block_table is None else key_groups.shape[2]
     bound = key_groups.shape[2] if block_table is None else block_table.shape[1] * block
     chunk = triton.cdiv(triton.cdiv(bound, MAX_CHUNKS), STEP) * STEP
+    chunks = triton.cdiv(bound, chunk)
     slots = torch.empty(batch, kv_heads, bound, dtype=torch.int32, device=reads.device)
-    counts = torch.empty(batch, kv_heads, MAX_CHUNKS, dtype=torch.int32, device=reads.device)
-    _select[(batch * kv_heads, MAX_CHUNKS)](
+    counts = torch.empty(batch, kv_heads, chunks, dtype=torch.int32, device=reads.device)
+    _select[(batch * kv_heads, chunks)](
         *(key_groups, reads.view(torch.uint8), query_positions, key_positions, block_table, slots, counts),
         *(bound, chunk, kv_heads, *key_groups.stride()),
         0 if key_positions is None else key_positions.stride(0),
@@ -84,7 +85,6 @@ def select_keys(
         DENSE=shape.dense_below,
         BLOCK=block,
         STEP=STEP,
-        CHUNKS=MAX_CHUNKS,
         num_warps=WARPS,
     )
     return KeyLists(slots, counts, chunk)
@@ -130,7 +130,6 @@ def _select(  # type: ignore[no-untyped-def]
     DENSE: tl.constexpr,
     BLOCK: tl.constexpr,
     STEP: tl.constexpr,
-    CHUNKS: tl.constexpr,
 ):
     own, number = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row, head = own // kv_heads, own % kv_heads
@@ -166,4 +165,4 @@ def _select(  # type: ignore[no-untyped-def]
         rank = tl.cumsum(some.to(tl.int32), axis=0)
         tl.store(into + found + rank - 1, slot, mask=some)
         found += tl.sum(some.to(tl.int32), axis=0)
-    tl.store(counts + own * CHUNKS + number, found)
+    tl.store(counts + own * tl.num_programs(1) + number, found)
