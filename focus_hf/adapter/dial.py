@@ -58,14 +58,14 @@ def limits(settings: FocusSettings, positions: Tensor) -> Tensor:
     return cell_limits(positions, thresholds(settings, positions), settings.local_window, settings.num_bands)
 
 
-def limits_at(settings: FocusSettings, position: int, device: torch.device) -> Tensor:
-    """The same of one query, float32 ``(1, 1, bands)``: all layers ask it for a token, and it is made once."""
+def limits_from(settings: FocusSettings, first: int, count: int, device: torch.device) -> Tensor:
+    """The same of consecutive queries, float32 ``(1, count, bands)``: all layers ask it, and it is made once."""
     dial = settings.threshold, settings.pairs, settings.local_window, settings.num_bands
-    asked = (*dial, settings.pairs_curves and _curves_of(settings), position, device)
+    asked = (*dial, settings.pairs_curves and _curves_of(settings), first, count, device)
     kept = vars(settings).get("_limits")
     if kept is None or kept[0] != asked:
         with torch.inference_mode(False):
-            kept = asked, limits(settings, torch.tensor([[position]], device=device))
+            kept = asked, limits(settings, torch.arange(first, first + count, device=device)[None])
         vars(settings)["_limits"] = kept
     found: Tensor = kept[1]
     return found

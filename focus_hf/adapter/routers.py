@@ -15,7 +15,7 @@ from ..routing import hard_memberships, sets
 from ..routing.cells import CellRouter
 from ..settings import FocusSettings
 from .call import Call
-from .dial import limits, limits_at
+from .dial import limits, limits_from
 from .masks import Asked
 from .remembered import same_keys
 from .rotation import angles, turned_back
@@ -134,8 +134,8 @@ def by_cells(call: Call, asked: Asked) -> Routed:
     goes_on = known is not None and (*known.shape[:2], known.shape[2] + new) == key.shape[:3]
     found = key_groups(plain_keys(call, key, new if goes_on else key.shape[2]), router)
     groups = call.groups = torch.cat([known, found], dim=2) if known is not None and goes_on else found
-    if new == 1 and asked.first_position is not None and not torch.compiler.is_compiling():
-        limit = limits_at(call.config, asked.first_position + key.shape[2] - 1, key.device)
+    if asked.first_position is not None and not torch.compiler.is_compiling():
+        limit = limits_from(call.config, asked.first_position + key.shape[2] - new, new, key.device)
     else:
         limit = limits(call.config, asked.query_positions())
     return groups, cell_reads(query, router, limit), None

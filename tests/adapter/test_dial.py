@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from focus_hf.adapter.config import FocusConfig
-from focus_hf.adapter.dial import limits, limits_at, share_at, threshold_for, thresholds
+from focus_hf.adapter.dial import limits, limits_from, share_at, threshold_for, thresholds
 
 #: Thresholds and the shares under them, at positions.
 CURVES = {"64": [[-3.0, 0.1], [-6.0, 0.5], [-9.0, 0.9]], "65536": [[-8.0, 0.05], [-12.0, 0.2], [-16.0, 0.8]]}
@@ -51,7 +51,8 @@ def test_a_token_has_the_threshold_that_it_has_in_a_prompt() -> None:
     assert isinstance(whole, torch.Tensor)
     for position in (0, 1, 63, 64, 5000, 8191, 8192, 39_999):
         assert torch.equal(thresholds(chosen, positions[:, position : position + 1]), whole[:, position, None])
-        assert torch.equal(limits_at(chosen, position, torch.device("cpu"))[0, 0], bands[0, position])
+        assert torch.equal(limits_from(chosen, position, 1, torch.device("cpu"))[0, 0], bands[0, position])
+    assert torch.equal(limits_from(chosen, 5000, 100, torch.device("cpu")), bands[:, 5000:5100])
 
 
 def test_a_compiled_call_has_the_same_thresholds() -> None:
