@@ -107,6 +107,33 @@ print(json.dumps([allocated.most, query.numel() * query.element_size()]))
 """
 
 
+#: Whether each kernel is launched with the tensors' device as the current one.
+GUARDED = f"""{CALLS}
+from triton.runtime.jit import JITFunction
+from focus_hf.attention.kernels import triton_routing
+guards, found = [], {{}}
+
+class Guard:
+    def __init__(self, tensor):
+        self.tensor = tensor
+    def __enter__(self):
+        guards.append(self.tensor.device)
+    def __exit__(self, *_):
+        guards.pop()
+
+def route():
+    triton_routing.key_groups(zeros(1, 2, 9, 16), *(zeros(2, *x).float() for x in ((4, 16), (8, 4), (8,))))
+    first, second, bias = zeros(2, 16, 7).float(), zeros(2, 7, 17).float(), zeros(2, 17).float()
+    triton_routing.cell_reads(zeros(1, 2, 9, 16), zeros(1, 9, 2).float(), first, second, bias, zeros(2).float())
+
+torch.cuda.device_of = Guard
+JITFunction.run = lambda self, *args, **kwargs: found.update({{self.fn.__name__: len(guards)}})
+for call in (decode, prompt, route):
+    launches(call, 90)
+print(json.dumps(found))
+"""
+
+
 @pytest.mark.parametrize("what", ("decode", "prompt", "alike", "routing"))
 def test_it_equals_the_definition_in_the_interpreter(what):
     script = f"from tests.attention.sparse_cases import run; run({what!r})"
@@ -141,6 +168,11 @@ def test_the_same_few_launches_in_any_batch_with_nothing_read_back():
     for kernels, syncs, operations in (prompt, padded):
         assert [name for name, _ in kernels] == ["prompt_tile"]
         assert not syncs and len(operations) <= 39, operations
+
+
+def test_kernels_are_launched_on_the_device_of_their_tensors():
+    found = run_apart(GUARDED)
+    assert found == dict.fromkeys(("_select", "_gather", "merge_parts", "prompt_tile", "_groups", "_reads"), 1)
 
 
 def test_a_growing_cache_compiles_once():

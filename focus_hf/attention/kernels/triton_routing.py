@@ -42,20 +42,21 @@ def key_groups(keys: Tensor, key_projection: Tensor, centroids: Tensor, balance:
     groups, codes = centroids.shape[1:]
     found = torch.empty(batch, kv_heads, length, dtype=torch.uint8, device=keys.device)
     router = (x.contiguous() for x in (key_projection, centroids, balance))
-    _groups[(triton.cdiv(length, TOKENS), batch * kv_heads)](
-        *(keys, *router, found, length),
-        *keys.stride()[:3],
-        KV_HEADS=kv_heads,
-        HEAD_DIM=head_dim,
-        PIECE=min(PIECE, width_of(head_dim)),
-        CODES=codes,
-        CODES_WIDTH=width_of(codes),
-        GROUPS=groups,
-        GROUPS_WIDTH=width_of(groups),
-        TOKENS=TOKENS,
-        num_warps=WARPS,
-        num_stages=STAGES,
-    )
+    with torch.cuda.device_of(keys):  # Triton launches on the current device
+        _groups[(triton.cdiv(length, TOKENS), batch * kv_heads)](
+            *(keys, *router, found, length),
+            *keys.stride()[:3],
+            KV_HEADS=kv_heads,
+            HEAD_DIM=head_dim,
+            PIECE=min(PIECE, width_of(head_dim)),
+            CODES=codes,
+            CODES_WIDTH=width_of(codes),
+            GROUPS=groups,
+            GROUPS_WIDTH=width_of(groups),
+            TOKENS=TOKENS,
+            num_warps=WARPS,
+            num_stages=STAGES,
+        )
     return found
 
 
@@ -80,23 +81,24 @@ def cell_reads(
     reads = torch.empty(batch, kv_heads, length, cells // bands, bands, dtype=torch.bool, device=queries.device)
     limits = limits.contiguous()
     router = (x.contiguous() for x in (first, second, cell_bias, offset))
-    _reads[(triton.cdiv(length, TOKENS), batch * kv_heads)](
-        *(queries, limits, *router, reads.view(torch.uint8), length),
-        limits.stride(0) if limits.shape[0] > 1 else 0,
-        *queries.stride()[:3],
-        KV_HEADS=kv_heads,
-        HEADS=num_heads // kv_heads,
-        HEAD_DIM=head_dim,
-        PIECE=min(PIECE, width_of(head_dim)),
-        SCORES=scores,
-        SCORES_WIDTH=width_of(scores),
-        CELLS=cells,
-        SOME=min(CELLS, width_of(cells)),
-        BANDS=bands,
-        TOKENS=TOKENS,
-        num_warps=WARPS,
-        num_stages=STAGES,
-    )
+    with torch.cuda.device_of(queries):  # Triton launches on the current device
+        _reads[(triton.cdiv(length, TOKENS), batch * kv_heads)](
+            *(queries, limits, *router, reads.view(torch.uint8), length),
+            limits.stride(0) if limits.shape[0] > 1 else 0,
+            *queries.stride()[:3],
+            KV_HEADS=kv_heads,
+            HEADS=num_heads // kv_heads,
+            HEAD_DIM=head_dim,
+            PIECE=min(PIECE, width_of(head_dim)),
+            SCORES=scores,
+            SCORES_WIDTH=width_of(scores),
+            CELLS=cells,
+            SOME=min(CELLS, width_of(cells)),
+            BANDS=bands,
+            TOKENS=TOKENS,
+            num_warps=WARPS,
+            num_stages=STAGES,
+        )
     return reads
 
 

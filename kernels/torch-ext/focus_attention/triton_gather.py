@@ -74,15 +74,16 @@ def sparse_decode(
         )
     shape = Shape(local_window, sink_tokens, dense_below)
     query_positions, reads = query_positions.contiguous(), reads.contiguous()
-    lists = select_keys(
-        key_groups, reads, query_positions, shape, key_positions=key_positions, block_table=block_table
-    )
-    return attend_lists(
-        *(query, key, value, lists, key_groups, reads, query_positions, scale, shape),
-        key_positions=key_positions,
-        block_table=block_table,
-        sink_logits=sink_logits,
-    )
+    with torch.cuda.device_of(query):  # Triton launches on the current device
+        lists = select_keys(
+            key_groups, reads, query_positions, shape, key_positions=key_positions, block_table=block_table
+        )
+        return attend_lists(
+            *(query, key, value, lists, key_groups, reads, query_positions, scale, shape),
+            key_positions=key_positions,
+            block_table=block_table,
+            sink_logits=sink_logits,
+        )
 
 
 def attend_lists(
