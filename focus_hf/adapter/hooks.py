@@ -14,6 +14,7 @@ from ..records.adapter_files import ROUTER
 from .call import Call, RoutedConfig, begin, current, pattern_in_mode, positions_of
 from .discovery import slot_by_call
 from .engines.continuous import find_pages, route_pages
+from .growing import make_growing
 from .layer import FocusLayer
 from .masks import valid_tokens
 from .remembered import cache_layer, find_cache, recall, remember, tokens_seen
@@ -90,6 +91,8 @@ class _Hooks:
             call.dense = False
         if call.dense and layer is None:
             return None
+        if cache is not None and not call.dense:
+            make_growing(cache, layer)
         if not (call.config.by_cells or (call.alone and layer is None)):
             with torch.no_grad():
                 choose_groups(call, *router(hidden, name))

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from focus_hf.attention.definition import Pattern, WhoAttends, attended_pairs
-from focus_hf.attention.kernels import triton_prompt, triton_select, triton_sizes
+from focus_hf.attention.kernels import triton_gather, triton_prompt, triton_sizes
 from focus_hf.attention.kernels.triton_gather import sparse_decode
 from focus_hf.attention.kernels.triton_prompt import PromptTokens, sparse_prompt
 
@@ -70,7 +70,7 @@ def dots_of_bfloat16() -> None:
 
 def small_steps() -> None:
     """So that short sequences take several chunks, splits, segments and tiles."""
-    triton_select.STEP, triton_select.MAX_CHUNKS = 16, 4
+    triton_gather.STEP, triton_gather.MAX_CHUNKS = 16, 4
     triton_sizes.SPLIT_BOUND, triton_sizes.KEYS = 32, 16
     triton_prompt.STEP, triton_prompt.SEGMENT = 16, 32
 

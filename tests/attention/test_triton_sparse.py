@@ -166,7 +166,7 @@ def test_compiled_as_launched():
 def test_the_same_few_launches_in_any_batch_with_nothing_read_back():
     steps, static, prompt, padded = run_apart(COUNTED)
     for kernels, syncs, operations in (*steps, *static):
-        assert [name for name, _ in kernels] == ["_select", "_gather", "merge_parts"]
+        assert [name for name, _ in kernels] == ["select_keys", "_gather", "merge_parts"]
         assert not syncs and len(operations) <= 5, operations
     assert static[0] == static[1] == static[2] and static[3] == static[4] == static[5]
     for kernels, syncs, operations in (prompt, padded):
@@ -176,11 +176,11 @@ def test_the_same_few_launches_in_any_batch_with_nothing_read_back():
 
 def test_kernels_are_launched_on_the_device_of_their_tensors():
     found = run_apart(GUARDED)
-    assert found == dict.fromkeys(("_select", "_gather", "merge_parts", "prompt_tile", "_groups", "_reads"), 1)
+    assert found == dict.fromkeys(("select_keys", "_gather", "merge_parts", "prompt_tile", "_groups", "_reads"), 1)
 
 
 def test_a_growing_cache_compiles_once():
-    assert sorted(run_apart(GROWING)) == ["_gather", "_select", "merge_parts"]
+    assert sorted(run_apart(GROWING)) == ["_gather", "merge_parts", "select_keys"]
 
 
 def test_a_prompt_takes_little_memory_beside_its_output():

@@ -21,7 +21,7 @@ def test_it_equals_the_definition(what, steps, monkeypatch):
     monkeypatch.setattr(sparse_cases, "DEVICE", "cuda")
     if steps == "small":
         for module, names in (
-            (sparse_cases.triton_select, ("STEP", "MAX_CHUNKS")),
+            (sparse_cases.triton_gather, ("STEP", "MAX_CHUNKS")),
             (sparse_cases.triton_sizes, ("SPLIT_BOUND", "KEYS")),
             (sparse_cases.triton_prompt, ("STEP", "SEGMENT")),
         ):

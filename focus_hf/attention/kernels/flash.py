@@ -6,12 +6,13 @@ registry (``torch.nn.attention.activate_flash_attention_impl``).
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from .base import Call, Gradients, Kernel, Result, pad_heads
+
+#: Where PyTorch's operations are.
+ATEN = torch.ops.aten
 
 
 class TorchFlash(Kernel):
@@ -49,13 +50,10 @@ class TorchFlash(Kernel):
         dq, dk, dv = self._varlen_backward(g, q, k, v, o, lse.float().T.contiguous(), call, _window(call))
         return dq[..., : query.shape[-1]], dk[..., : key.shape[-1]], dv[..., : value.shape[-1]]
 
-    def _interface(self) -> Any:
-        return torch.ops.aten
-
     def _varlen_forward(self, q: Tensor, k: Tensor, v: Tensor, call: Call, window: tuple[int, int]) -> Result:
         """Output ``(Tq, H, D)`` and logsumexp ``(H, Tq)``."""
         arguments = (q, k, v, *_lengths(call), 0.0, window == (-1, 0), False)
-        output, lse, *_ = self._interface()._flash_attention_forward(
+        output, lse, *_ = ATEN._flash_attention_forward(
             *arguments, scale=call.scale, window_size_left=window[0], window_size_right=window[1]
         )
         return output, lse
@@ -66,7 +64,7 @@ class TorchFlash(Kernel):
         """Gradients, from output ``(Tq, H, D)`` and logsumexp ``(H, Tq)`` of the whole attention."""
         no_dropout = torch.zeros(2, dtype=torch.uint64, device=q.device), torch.empty(0, device=q.device)
         arguments = (g, q, k, v, o, lse, *_lengths(call), 0.0, window == (-1, 0), *no_dropout)
-        return self._interface()._flash_attention_backward(
+        return ATEN._flash_attention_backward(
             *arguments, scale=call.scale, window_size_left=window[0], window_size_right=window[1]
         )
 

@@ -13,13 +13,16 @@ import triton.language as tl
 from torch import Tensor
 
 from .triton_merge import merge_parts
-from .triton_select import MAX_CHUNKS, KeyLists, Shape, attended, select_keys
+from .triton_select import attended, select_keys
 from .triton_sizes import keys_of_decode_tile, num_splits, width_of
 
 #: Below every score: a maximum to begin with that is finite, so that no difference of two is undefined.
 LOWEST = -1e30
 
 LOG2_E = 1.4426950408889634
+
+#: Keys that a program looks at in one step, and the most programs that list the keys of one key head.
+STEP, MAX_CHUNKS = 512, 64
 
 WARPS, STAGES = 4, 3
 
@@ -72,83 +75,68 @@ def sparse_decode(
         raise ValueError(
             f"query_positions must be {(query.shape[0], query.shape[2])}, got {tuple(query_positions.shape)}."
         )
-    shape = Shape(local_window, sink_tokens, dense_below)
     query_positions, reads = query_positions.contiguous(), reads.contiguous()
-    with torch.cuda.device_of(query):  # Triton launches on the current device
-        lists = select_keys(
-            key_groups, reads, query_positions, shape, key_positions=key_positions, block_table=block_table
-        )
-        return attend_lists(
-            *(query, key, value, lists, key_groups, reads, query_positions, scale, shape),
-            key_positions=key_positions,
-            block_table=block_table,
-            sink_logits=sink_logits,
-        )
-
-
-def attend_lists(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    lists: KeyLists,
-    key_groups: Tensor,
-    reads: Tensor,
-    query_positions: Tensor,
-    scale: float,
-    shape: Shape,
-    *,
-    key_positions: Tensor | None = None,
-    block_table: Tensor | None = None,
-    sink_logits: Tensor | None = None,
-) -> Tensor:
-    """Attention over the keys of `select_keys`, as `sparse_decode`; of several queries each sees its own of them."""
     batch, num_heads, queries, head_dim = query.shape
     kv_heads, value_dim = key.shape[1], value.shape[3]
-    heads, bound = num_heads // kv_heads, lists.slots.shape[2]
-    splits = num_splits(batch * kv_heads, bound)
-    partial = torch.empty(batch, kv_heads, splits, heads * queries, value_dim, dtype=torch.float32, device=key.device)
-    lse = torch.empty(batch, kv_heads, splits, heads * queries, dtype=torch.float32, device=key.device)
-    output = torch.empty(batch, num_heads, queries, value_dim, dtype=query.dtype, device=key.device)
-    dims = {
-        "HEAD_DIM": head_dim,
-        "VALUE_DIM": value_dim,
-        "WIDTH": width_of(head_dim),
-        "VALUE_WIDTH": width_of(value_dim),
-    }
-    _gather[(batch * kv_heads, splits)](
-        *(query, key, value, lists.slots, lists.counts, key_groups, reads.view(torch.uint8)),
-        *(query_positions, key_positions, block_table, partial, lse, scale * LOG2_E),
-        *(bound, lists.chunk, lists.counts.shape[2], kv_heads, splits),
-        *(*query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *key_groups.stride()),
+    heads, block = num_heads // kv_heads, 0 if block_table is None else key.shape[2]
+    bound = key.shape[2] if block_table is None else block_table.shape[1] * block
+    chunk = triton.cdiv(triton.cdiv(bound, MAX_CHUNKS), STEP) * STEP
+    chunks, splits = triton.cdiv(bound, chunk), num_splits(batch * kv_heads, bound)
+
+    def empty(*shape: int, dtype: torch.dtype) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=key.device)
+
+    slots = empty(batch, kv_heads, bound, dtype=torch.int32)
+    counts = empty(batch, kv_heads, chunks, dtype=torch.int32)
+    partial = empty(batch, kv_heads, splits, heads * queries, value_dim, dtype=torch.float32)
+    lse = empty(batch, kv_heads, splits, heads * queries, dtype=torch.float32)
+    output = empty(batch, num_heads, queries, value_dim, dtype=query.dtype)
+    bytes_read = reads.view(torch.uint8)
+    rows = (
         0 if key_positions is None else key_positions.stride(0),
         0 if block_table is None else block_table.stride(0),
-        **dims,
-        QUERIES=queries,
-        HEADS=heads,
-        ROWS=max(16, triton.next_power_of_2(heads * queries)),
-        TILE=keys_of_decode_tile(max(head_dim, value_dim), key.element_size()),
-        GROUPS=reads.shape[3],
-        BANDS=reads.shape[4],
-        WINDOW=shape.local_window,
-        SINKS=shape.sink_tokens,
-        DENSE=shape.dense_below,
-        BLOCK=0 if block_table is None else key.shape[2],
-        CHUNKS=MAX_CHUNKS,
-        LOWEST=LOWEST,
-        num_warps=WARPS,
-        num_stages=STAGES,
     )
-    merge_parts[(batch * num_heads * queries,)](
-        *(partial, lse, sink_logits, output, splits, num_heads),
-        QUERIES=queries,
-        HEADS=heads,
-        VALUE_DIM=value_dim,
-        VALUE_WIDTH=width_of(value_dim),
-        PIECE=8,
-        LOG2_E=LOG2_E,
-        LOWEST=LOWEST,
-        num_warps=WARPS,
-    )
+    pattern = {
+        "QUERIES": queries,
+        "GROUPS": reads.shape[3],
+        "BANDS": reads.shape[4],
+        "WINDOW": local_window,
+        "SINKS": sink_tokens,
+        "DENSE": dense_below,
+        "BLOCK": block,
+    }
+    of_values = {"VALUE_DIM": value_dim, "VALUE_WIDTH": width_of(value_dim), "HEADS": heads, "LOWEST": LOWEST}
+    with torch.cuda.device_of(query):  # Triton launches on the current device
+        select_keys[(batch * kv_heads, chunks)](
+            *(key_groups, bytes_read, query_positions, key_positions, block_table, slots, counts),
+            *(bound, chunk, kv_heads, *key_groups.stride(), *rows),
+            STEP=STEP,
+            num_warps=WARPS,
+            **pattern,
+        )
+        _gather[(batch * kv_heads, splits)](
+            *(query, key, value, slots, counts, key_groups, bytes_read),
+            *(query_positions, key_positions, block_table, partial, lse, scale * LOG2_E),
+            *(bound, chunk, chunks, kv_heads, splits),
+            *(*query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *key_groups.stride(), *rows),
+            HEAD_DIM=head_dim,
+            WIDTH=width_of(head_dim),
+            ROWS=max(16, triton.next_power_of_2(heads * queries)),
+            TILE=keys_of_decode_tile(max(head_dim, value_dim), key.element_size()),
+            CHUNKS=MAX_CHUNKS,
+            num_warps=WARPS,
+            num_stages=STAGES,
+            **pattern,
+            **of_values,
+        )
+        merge_parts[(batch * num_heads * queries,)](
+            *(partial, lse, sink_logits, output, splits, num_heads),
+            QUERIES=queries,
+            PIECE=8,
+            LOG2_E=LOG2_E,
+            num_warps=WARPS,
+            **of_values,
+        )
     return output
 
 
