@@ -14,9 +14,7 @@ from torch.nn import functional as F
 
 from ..attention import Pattern
 from ..routing.cells import CellRouter, cell_log_shares, key_groups, positions_in_bands
-from .cells import cells_of_keys, sums_by_cell
-from .importance import DenseRows
-from .store import LayerWindow
+from .importance import DenseRows, LayerWindow, cells_of_keys, sums_by_cell
 
 #: Thresholds at which everything is measured, from the one that reads most.
 STEP = 0.25
@@ -121,9 +119,9 @@ def measure(windows: Iterable[LayerWindow], router: CellRouter, pattern: Pattern
         shares, _ = cell_log_shares(window.queries[None], router)
         sizes = positions_in_bands(window.positions[None], pattern.local_window, pattern.num_bands)[0]
         scores = (shares[0] - sizes.clamp(min=1).float().log()[None, :, None]).flatten(-2)
-        for head in range(heads):
+        for head, seen in enumerate(window.heads()):
             done = 0
-            for rows in map(DenseRows.of, window.head(head).parts()):
+            for rows in map(DenseRows.of, seen.parts()):
                 these = slice(done, done := done + len(rows.positions))
                 cells = cells_of_keys(groups[head, : rows.length], rows.positions, pattern, num_groups)
                 sums = _sums(rows, cells, scores.shape[-1] + 1)

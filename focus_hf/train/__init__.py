@@ -8,22 +8,18 @@ from .recipe import TrainRecipe
 
 if TYPE_CHECKING:
     from .calibration import calibrate, largest_groups
+    from .callbacks import RichProgress, RoutingMonitor, RoutingSchedule, TrainingDiverged
     from .checkpoints import last_checkpoint
-    from .data import WindowDataset
-    from .monitor import RoutingMonitor, TrainingDiverged
-    from .progress import RichProgress
     from .run import TrainResult, train
-    from .schedule import RoutingSchedule
+    from .trainer import WindowDataset
 
 #: What needs torch and PEFT, by module: the command line shows a recipe's flags without.
 _WHEN_ASKED = {
     "calibration": ("calibrate", "largest_groups"),
+    "callbacks": ("RichProgress", "RoutingMonitor", "RoutingSchedule", "TrainingDiverged"),
     "checkpoints": ("last_checkpoint",),
-    "data": ("WindowDataset",),
-    "monitor": ("RoutingMonitor", "TrainingDiverged"),
-    "progress": ("RichProgress",),
     "run": ("TrainResult", "train"),
-    "schedule": ("RoutingSchedule",),
+    "trainer": ("WindowDataset",),
 }
 
 __all__ = [

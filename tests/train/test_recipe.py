@@ -40,11 +40,11 @@ def test_flags_stand_above_the_file(tmp_path):
 def test_another_text_replaces_the_files_text_and_nothing_else(tmp_path):
     file = tmp_path / "train.yaml"
     file.write_text(
-        "model: m\noutput_dir: o\ndataset: org/d\nsubset: s\ncolumn: report\nseq_len: 64\neval_file: e.txt"
+        "model: m\noutput_dir: o\ndataset: org/d\nsubset: s\ncolumn: report\nseq_len: 512\neval_file: e.txt"
     )
     recipe = TrainRecipe.from_values(file, {"train_file": ["notes.jsonl"]})
     assert recipe.training_source() == TextSource(("notes.jsonl",))
-    assert (recipe.seq_len, recipe.eval_file) == (64, ["e.txt"])
+    assert (recipe.seq_len, recipe.eval_file) == (512, ["e.txt"])
     other = TrainRecipe.from_values(file, {"dataset": "org/other", "column": "body"})
     assert other.training_source() == TextSource((), "org/other", column="body")
     same = TrainRecipe.from_values(file, {"column": "body"})
