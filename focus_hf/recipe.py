@@ -25,7 +25,7 @@ def option(help: str, default: Any = dataclasses.MISSING, at_least: int | None =
         at_least: for a whole number, or several of them: how small each may be.
     """
     kind = "default_factory" if callable(default) else "default"
-    return dataclasses.field(metadata={"help": help, "at_least": at_least}, **{kind: default})  # type: ignore[call-overload]
+    return dataclasses.field(metadata={"help": help, "at_least": at_least}, **{kind: default})
 
 
 @dataclasses.dataclass

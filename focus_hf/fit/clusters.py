@@ -43,8 +43,9 @@ def cluster_keys(keys: Tensor, num_groups: int, dim: int, generator: torch.Gener
     """
     some = torch.randperm(keys.shape[1], generator=generator)[:_KEYS]
     heads = [_cluster_head(of_head[some], num_groups, dim, generator) for of_head in keys]
+    projection, centroids, balance = map(torch.stack, zip(*heads, strict=True))
     nothing = keys.new_zeros(len(keys))
-    return CellRouter(*map(torch.stack, zip(*heads, strict=True)), nothing, nothing, nothing, nothing)
+    return CellRouter(projection, centroids, balance, nothing, nothing, nothing, nothing)
 
 
 def _cluster_head(

@@ -125,12 +125,13 @@ def measure(windows: Iterable[LayerWindow], router: CellRouter, pattern: Pattern
                 these = slice(done, done := done + len(rows.positions))
                 cells = cells_of_keys(groups[head, : rows.length], rows.positions, pattern, num_groups)
                 sums = _sums(rows, cells, scores.shape[-1] + 1)
-                for (lost, read), of_loss, of_pairs in (
-                    (_cost(rows, _above_thresholds(sums, scores[head, these])), loss[head], pairs[head]),
-                    (_cost(rows, _in_windows(sums, pattern.num_bands)), window_loss[head], window_pairs),
+                for attended, of_loss, of_pairs in (
+                    (_above_thresholds(sums, scores[head, these]), loss[head], pairs[head]),
+                    (_in_windows(sums, pattern.num_bands), window_loss[head], window_pairs),
                 ):
-                    of_loss.index_add_(0, octaves[these], lost.double())
-                    of_pairs.index_add_(0, octaves[these], read.double())
+                    weight, effect, read = attended.split([len(rows.weights), len(rows.weights), 1])
+                    of_loss.index_add_(0, octaves[these], (rows.fisher_cost(weight, effect) / 2).double())
+                    of_pairs.index_add_(0, octaves[these], read[0].double())
     return HeadCurves(loss, pairs, window_loss, window_pairs / heads, queries, possible)
 
 
@@ -152,9 +153,3 @@ def _in_windows(sums: Tensor, bands: int) -> Tensor:
     """What is attended in the window, and in those that reach to the end of a band: ``(2r + 1, R, bands)``."""
     by_band = sums[..., :-1].unflatten(-1, (-1, bands)).sum(dim=-2)[..., :-1]
     return torch.cat([sums[..., -1:], by_band], dim=-1).cumsum(dim=-1)
-
-
-def _cost(rows: DenseRows, attended: Tensor) -> tuple[Tensor, Tensor]:
-    """Half the Fisher cost and the pairs of each query, ``(R, ...)`` each."""
-    heads = rows.weights.shape[0]
-    return rows.fisher_cost(attended[:heads], attended[heads:-1]) / 2, attended[-1]

@@ -8,6 +8,7 @@ import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from ..records import load_results
 from ..records.typed import is_number
@@ -72,5 +73,5 @@ def fingerprint(recipe: FitRecipe, texts: Sequence[Texts], commit: str | None) -
 def seconds_before(folder: Path) -> float:
     """What it took to fit the layers that are used again, as far as it is known."""
     results = load_results(folder)
-    seconds = None if results is None else results.training.get("seconds")
+    seconds: Any = None if results is None else results.training.get("seconds")
     return float(seconds) if is_number(seconds) else 0.0

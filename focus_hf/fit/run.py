@@ -28,9 +28,10 @@ from ..evaluate.leave import replace_sample, write_records
 from ..evaluate.sample import take_sample
 from ..machine import measured_with
 from ..records import Results
+from ..routing.cells import CellRouter
 from ..texts import Texts, hash_of
 from .capture import capture, read
-from .curves import joined
+from .curves import HeadCurves, joined
 from .dial import DialPoint, dial, nearest, offsets, pairs_curves
 from .estimate import Shapes, layers_at_once, needs
 from .kept import DECIDE, LAYERS, check_scratch, fingerprint, prepare_folder, seconds_before
@@ -99,8 +100,7 @@ def fit(
     made_from = fingerprint(recipe, texts, commit)
     fitted: dict[int, LayerFit] = {}
     if recipe.resume:
-        at_hand = {layer: load_layer(_file(out, layer), made_from) for layer in targets}
-        fitted = {layer: found for layer, found in at_hand.items() if found is not None}
+        fitted = {n: found for n in targets if (found := load_layer(_file(out, n), made_from)) is not None}
         say(f"{len(fitted)} of {len(targets)} layers are fitted already")
     missing = {layer: module for layer, module in targets.items() if layer not in fitted}
     shapes = Shapes.of(model.config.get_text_config(), len(missing), sum(p.numel() for p in model.parameters()))
@@ -111,21 +111,17 @@ def fit(
     shown = Progress(disable=True) if progress is None else progress
     fitted |= dict(_fit_layers(model, missing, windows, recipe, made_from, shown, shapes))
 
-    layers = sorted(fitted)
-    curves = joined(fitted[layer].curves for layer in layers)
-    found = offsets(curves)
-    curves = curves.shifted(found)
+    router_of, curves = compare_heads(fitted)
     config.pairs_curves = pairs_curves(curves)
-    told = {length: dial(curves, length, SHARES) for length in _lengths(recipe)}
-    if point := nearest(told[max(told)], recipe.pairs):
+    longest = max(recipe.lengths).bit_length() - 1
+    told = {1 << power: dial(curves, 1 << power, SHARES) for power in range(min(10, longest), longest + 1)}
+    if point := nearest(told[1 << longest], recipe.pairs):
         config.threshold = round(point.threshold, 3)
-    of_layers = dict(zip(layers, found.split([len(fitted[layer].router.offset) for layer in layers]), strict=True))
     routed = get_peft_model(model, config)
-    for routed_layer in focus_layers(routed):
-        number = routed_layer.layer_idx
-        router = replace(fitted[number].router, offset=of_layers[number])
-        for name, tensor in zip(config.tensor_shapes(), router.tensors().values(), strict=True):  # in one order
-            getattr(routed_layer, name)["default"].data.copy_(tensor)
+    for layer in focus_layers(routed):
+        tensors = router_of[layer.layer_idx].tensors().values()  # in the order in which the configuration names them
+        for name, tensor in zip(config.tensor_shapes(), tensors, strict=True):
+            getattr(layer, name)["default"].data.copy_(tensor)
     folder = save_adapter(routed, out, dtype=torch.float16)
     seconds = time.monotonic() - started + (seconds_before(out) if len(missing) < len(targets) else 0.0)
     results = Results(measured_with=measured_with(), training=_facts(recipe, texts, seconds))
@@ -148,10 +144,14 @@ def _rate(model: Any, ids: Tensor) -> float:
     return 2.0 * sum(p.numel() for p in model.parameters()) * min(len(ids), 256) / max(seconds, 1e-3)
 
 
-def _lengths(recipe: FitRecipe) -> list[int]:
-    """Lengths at which the dial is told: powers of two, up to the longest windows."""
-    longest = max(recipe.lengths).bit_length() - 1
-    return [1 << power for power in range(min(10, longest), longest + 1)]
+def compare_heads(fitted: Mapping[int, LayerFit]) -> tuple[dict[int, CellRouter], HeadCurves]:
+    """Routers with offsets, and the curves of all heads as functions of the one threshold."""
+    layers = sorted(fitted)
+    curves = joined(fitted[layer].curves for layer in layers)
+    found = offsets(curves)
+    parts = found.split([len(fitted[layer].router.offset) for layer in layers])
+    routers = {layer: replace(fitted[layer].router, offset=part) for layer, part in zip(layers, parts, strict=True)}
+    return routers, curves.shifted(found)
 
 
 def _numbered_targets(model: Any, config: FocusConfig) -> dict[int, Any]:

@@ -147,20 +147,16 @@ def training_arguments(recipe: TrainRecipe) -> TrainingArguments:
     Raises:
         ValueError: that section names an argument that does not exist.
     """
+    same = ("max_steps", "gradient_accumulation_steps", "learning_rate", "seed", "bf16", "report_to")
     save_steps = recipe.eval_steps if recipe.early_stopping else recipe.save_steps
     arguments: dict[str, Any] = {
+        **{name: getattr(recipe, name) for name in same},
         "output_dir": f"{recipe.output_dir}/trainer",
-        "max_steps": recipe.max_steps,
         "per_device_train_batch_size": recipe.batch_size,
         "per_device_eval_batch_size": recipe.batch_size,
-        "gradient_accumulation_steps": recipe.gradient_accumulation_steps,
-        "learning_rate": recipe.learning_rate,
         "lr_scheduler_type": "cosine",
         "warmup_steps": warmup_steps(recipe),
         "weight_decay": 0.0,
-        "seed": recipe.seed,
-        "bf16": recipe.bf16,
-        "report_to": recipe.report_to,
         "load_best_model_at_end": bool(recipe.early_stopping),
         "metric_for_best_model": "eval_loss" if recipe.early_stopping else None,
         "logging_nan_inf_filter": False,
