@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from .records.adapter_files import WEIGHTS_FILE
+from .texts import TextSource
 
 if TYPE_CHECKING:
     from .adapter import FocusConfig
@@ -75,6 +76,10 @@ class Recipe:
         names = {f.name for f in dataclasses.fields(FocusConfig)} & {f.name for f in dataclasses.fields(self)}
         given = {name: getattr(self, name) for name in names - {"revision"}}
         return FocusConfig(**{"task_type": "CAUSAL_LM", **given, **values})
+
+    def training_source(self) -> TextSource:
+        """Where the text to learn from is."""
+        return TextSource(tuple(self.train_file), self.dataset, self.subset, self.split, self.revision, self.column)
 
     def check_output_dir(self) -> Path:
         """The folder to write to.

@@ -246,13 +246,7 @@ def _checkpointed(model: nn.Module) -> Iterator[None]:
 
 
 def read(folder: Path, window: int, layer: int) -> LayerWindow:
-    """Read what was written for one layer and window.
-
-    Args:
-        folder: of the files.
-        window: number of the window.
-        layer: index of the layer.
-    """
+    """Read what was written of a layer, by its index, and of a window, by its number."""
     with safe_open(_path(folder, window, layer), framework="pt") as file:
         stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     factors = {name.removesuffix(_FACTOR): stored.pop(name) for name in list(stored) if name.endswith(_FACTOR)}
@@ -264,11 +258,7 @@ def read(folder: Path, window: int, layer: int) -> LayerWindow:
 def write(folder: Path, window: int, layer: int, tensors: Mapping[str, Tensor]) -> None:
     """Write the fields of a `LayerWindow`: matrices in float16, each times what lets its largest number fit.
 
-    Args:
-        folder: of the files.
-        window: number of the window.
-        layer: index of the layer.
-        tensors: by field; ``softcap`` is 0 where there is none.
+    A softcap of 0 stands for none.
 
     Raises:
         OSError: there is no room for them.

@@ -97,13 +97,7 @@ def joined(curves: Iterable[HeadCurves]) -> HeadCurves:
 
 @torch.no_grad()
 def measure(windows: Iterable[LayerWindow], router: CellRouter, pattern: Pattern) -> HeadCurves:
-    """What a layer's heads read and lose under every threshold.
-
-    Args:
-        windows: of the layer.
-        router: its tensors; offsets do not count.
-        pattern: window, sinks and bands.
-    """
+    """What a layer's heads read and lose under every threshold, whatever their offsets, in windows of that layer."""
     heads, num_groups = router.centroids.shape[:2]
     loss = torch.zeros(heads, OCTAVES, len(THRESHOLDS), dtype=torch.float64)
     pairs = torch.zeros_like(loss)

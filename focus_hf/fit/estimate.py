@@ -94,13 +94,7 @@ def duration(seconds: float) -> str:
 
 
 def needs(shapes: Shapes, recipe: FitRecipe, bytes_per_number: int) -> Needs:
-    """What a fit takes.
-
-    Args:
-        shapes: of the model.
-        recipe: of the fit.
-        bytes_per_number: of the model's weights, 2 for bfloat16.
-    """
+    """What a fit takes, with weights of so many bytes per number (2 for bfloat16)."""
     lengths, longest = recipe.lengths, max(recipe.lengths)
     each = sum(shapes.bytes_of_window(length, recipe.rows) for length in lengths)
     at_once = layers_at_once(each, recipe.scratch_gb, shapes.layers)

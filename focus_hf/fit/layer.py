@@ -38,15 +38,7 @@ class LayerFit:
 def fit_layer(
     read: Callable[[int], LayerWindow], fit_on: Sequence[int], measure_on: Sequence[int], recipe: FitRecipe, seed: int
 ) -> LayerFit:
-    """Fit one layer.
-
-    Args:
-        read: gives a window by its number.
-        fit_on: numbers of the windows to fit to.
-        measure_on: numbers of those that curves are measured on.
-        recipe: how.
-        seed: of this layer.
-    """
+    """Fit one layer to some windows, and measure its curves on others; ``read`` gives a window by its number."""
     generator, pattern = torch.Generator().manual_seed(seed), recipe.focus_config().pattern
     windows = [read(number) for number in fit_on]
     keys = torch.cat([window.plain_keys for window in windows], dim=1)
@@ -71,13 +63,7 @@ def _importance(window: LayerWindow, router: CellRouter, pattern: Pattern) -> Te
 
 
 def save_layer(fit: LayerFit, path: Path, made_from: str) -> None:
-    """Write a fitted layer.
-
-    Args:
-        fit: the layer.
-        path: of the file.
-        made_from: what stands for the text, the model and the recipe.
-    """
+    """Write a fitted layer, and what stands for the text, the model and the recipe that it was made from."""
     tensors = {f"router.{name}": tensor for name, tensor in fit.router.tensors().items()}
     tensors |= {f"curves.{name}": tensor for name, tensor in vars(fit.curves).items()}
     write_atomically(path, save(tensors, metadata={"made_from": made_from}))

@@ -84,8 +84,6 @@ class FitRecipe(Recipe):
 
     def sources(self) -> list[TextSource]:
         """Where text to fit to comes from: each gives as many windows."""
-        if self.dataset and not self.train_file:
-            return [TextSource((), self.dataset, self.subset, self.split, self.revision, self.column)]
-        if self.dataset or not self.train_file:
-            raise ValueError("Give either text files (train_file) or the name of a data set.")
-        return [TextSource((file,), column=self.column) for file in self.train_file]
+        if self.train_file and not self.dataset:
+            return [TextSource((file,), column=self.column) for file in self.train_file]
+        return [self.training_source()]

@@ -1,6 +1,5 @@
 """Train centroids and balance their groups."""
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ..texts import Texts, TextSource, tokenize_windows
@@ -12,15 +11,6 @@ if TYPE_CHECKING:
     from .checkpoints import last_checkpoint
     from .run import TrainResult, train
     from .trainer import WindowDataset
-
-#: What needs torch and PEFT, by module: the command line shows a recipe's flags without.
-_WHEN_ASKED = {
-    "calibration": ("calibrate", "largest_groups"),
-    "callbacks": ("RichProgress", "RoutingMonitor", "RoutingSchedule", "TrainingDiverged"),
-    "checkpoints": ("last_checkpoint",),
-    "run": ("TrainResult", "train"),
-    "trainer": ("WindowDataset",),
-}
 
 __all__ = [
     "RichProgress",
@@ -41,7 +31,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    for module, names in _WHEN_ASKED.items():
-        if name in names:
-            return getattr(import_module(f".{module}", __name__), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    """What needs torch and PEFT is imported when it is asked for: the command line shows a recipe's flags without."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from . import calibration, callbacks, checkpoints, run, trainer
+
+    modules = (calibration, callbacks, checkpoints, run, trainer)
+    return next(getattr(module, name) for module in modules if hasattr(module, name))

@@ -20,15 +20,7 @@ LOG_FILE = "training_log.json"
 
 
 def training_facts(recipe: TrainRecipe, training: Texts, windows: int, trainer: Any, seconds: float) -> dict[str, Any]:
-    """What a card says about the training.
-
-    Args:
-        recipe: as it was run.
-        training: the text.
-        windows: how many were cut from it.
-        trainer: after training.
-        seconds: that training took.
-    """
+    """What a card says about a training that has ended, on so many windows."""
     gate = f"hard, sharpness {recipe.sharpness:g}"
     if recipe.gate != HARD_GATE:
         gate = f"{recipe.gate}, strength {recipe.gate_start:g} to {recipe.gate_end:g}"
@@ -56,15 +48,8 @@ def training_facts(recipe: TrainRecipe, training: Texts, windows: int, trainer: 
 def start_records(
     model: Any, recipe: TrainRecipe, sample: TokenSample, log: list[dict[str, Any]], folder: Path
 ) -> None:
-    """Write what is known as soon as the adapter is saved, and remove what was said of the one before it.
-
-    Args:
-        model: as trained; its base is written too if it was trained.
-        recipe: as it was run.
-        sample: tokens with their groups.
-        log: the Trainer's.
-        folder: of the adapter.
-    """
+    """Write what is known as soon as the adapter is saved (the Trainer's log, the base model if it was trained, tokens
+    with their groups), and remove what was said of the one before it."""
     finite = json.loads(json.dumps(log), parse_constant=lambda name: None)  # JSON has no NaN
     write_atomically(folder / LOG_FILE, (json.dumps(finite, indent=1) + "\n").encode())
     if recipe.weights == "trained":

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..recipe import Recipe, option
-from ..texts import TextSource
 
 if TYPE_CHECKING:
     from ..adapter import FocusConfig
@@ -108,6 +107,3 @@ class TrainRecipe(Recipe):
     def focus_config(self, **values: Any) -> FocusConfig:
         """The adapter's configuration: what the recipe says, and over it ``values``."""
         return super().focus_config(**{"gate_strength": self.gate_end, **values})
-
-    def training_source(self) -> TextSource:
-        return TextSource(tuple(self.train_file), self.dataset, self.subset, self.split, self.revision, self.column)

@@ -108,17 +108,13 @@ def make_trainer(
     validation: Tensor,
     callbacks: Sequence[TrainerCallback] = (),
 ) -> tuple[Trainer, RoutingMonitor]:
-    """A `transformers.Trainer` that anneals the gate, logs the groups, evaluates and saves.
+    """A `transformers.Trainer` that anneals the gate, logs the groups, evaluates and saves; and its monitor.
 
     Args:
         model: with a trainable Focus adapter.
         recipe: how.
-        windows: token ids ``(N, T)`` to train on.
-        validation: token ids ``(M, T)`` to evaluate on.
+        windows, validation: token ids ``(N, T)`` to train on, and to evaluate on.
         callbacks: further callbacks.
-
-    Returns:
-        The Trainer and its monitor.
     """
     arguments = training_arguments(recipe)
     both = recipe.weights == "trained"
