@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -197,22 +198,18 @@ def read_again(source: dict[str, Any], revision: str, files: Sequence[str] = ())
     Returns:
         The texts, ``None`` if these files are not here or the data set is not on the Hub.
     """
+    again: Texts | None = None
     if source.get("dataset"):
-        if not revision or revision.startswith("sha256:"):
-            return None
-        wanted: dict[str, Any] = {name: source.get(name) for name in ("dataset", "subset", "split", "column")}
-        try:
-            again = TextSource(revision=revision, **wanted).load(source.get("max_characters"), source.get("seed", 0))
-        except (OSError, ValueError):
-            return None
-    else:
-        names = tuple(map(str, files))
-        candidates = [names, *((name,) for name in names)] if names else []
+        if revision and not revision.startswith("sha256:"):
+            wanted: dict[str, Any] = {name: source.get(name) for name in ("dataset", "subset", "split", "column")}
+            there = TextSource(revision=revision, **wanted)
+            with suppress(OSError, ValueError):
+                again = there.load(source.get("max_characters"), source.get("seed", 0))
+    elif names := tuple(map(str, files)):
+        candidates = [names, *((name,) for name in names)]
         loaded = (TextSource(some, column=source.get("column", "text")).load() for some in candidates)
         again = next((texts for texts in loaded if texts.revision == revision), None)
-        if again is None:
-            return None
-    if "tail" not in source:
+    if again is None or "tail" not in source:
         return again
     head, tail = again.split_tail(float(source["tail"]))
     return head if source.get("part") == "head" else tail

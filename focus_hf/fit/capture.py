@@ -8,7 +8,7 @@ of all layers at once. Tensors wait in half precision in a folder, a file for ea
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -70,10 +70,7 @@ def capture(
         tick: called after each window.
     """
     AttentionInterface.register(_CAPTURE, _capture_attention)
-    with ExitStack() as stack:
-        stack.enter_context(_frozen(model))
-        if checkpointing:
-            stack.enter_context(_checkpointed(model))
+    with _frozen(model, checkpointing):
         for number, window in windows.items():
             generator = torch.Generator().manual_seed(seed * 1_000_003 + number)
             positions = sampled_positions(len(window), rows, generator)
@@ -218,31 +215,26 @@ def _without_rotation(kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 @contextmanager
-def _frozen(model: nn.Module) -> Iterator[None]:
-    """In eval mode, without gradients by weights."""
+def _frozen(model: nn.Module, checkpointing: bool) -> Iterator[None]:
+    """In eval mode, without gradients by weights.
+
+    With gradient checkpointing the layers are told that they train, nothing inside them.
+    """
     was_training, learning = model.training, [p for p in model.parameters() if p.requires_grad]
     model.eval().requires_grad_(False)
-    try:
-        yield
-    finally:
-        for parameter in learning:
-            parameter.requires_grad_(True)
-        model.train(was_training)
-
-
-@contextmanager
-def _checkpointed(model: nn.Module) -> Iterator[None]:
-    """Gradient checkpointing in eval mode: only the layers are told that they train, nothing inside them."""
-    layers: list[Any] = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
-    before = [(layer.training, layer.gradient_checkpointing) for layer in layers]
+    layers: list[Any] = [m for m in model.modules() if checkpointing and isinstance(m, GradientCheckpointingLayer)]
+    before = [layer.gradient_checkpointing for layer in layers]
     for layer in layers:
         layer.training = layer.gradient_checkpointing = True
         layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)
     try:
         yield
     finally:
-        for layer, (training, checkpointing) in zip(layers, before, strict=True):
-            layer.training, layer.gradient_checkpointing = training, checkpointing
+        for layer, was_on in zip(layers, before, strict=True):
+            layer.gradient_checkpointing = was_on
+        for parameter in learning:
+            parameter.requires_grad_(True)
+        model.train(was_training)
 
 
 def read(folder: Path, window: int, layer: int) -> LayerWindow:

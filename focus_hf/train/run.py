@@ -159,19 +159,16 @@ def _processes() -> int:
 
 def _texts(recipe: TrainRecipe) -> tuple[Texts, Texts]:
     """Training text and held-out text."""
-    training = recipe.training_source().load(_characters_needed(recipe), recipe.seed)
+    windows = recipe.max_steps * recipe.batch_size * recipe.gradient_accumulation_steps * _processes()
+    tokens = windows * (recipe.stride or recipe.seq_len) + (recipe.eval_windows + 1) * recipe.seq_len
+    # More than the run can read: there is no need to tokenize the rest of a huge data set.
+    characters = int(_CHARACTERS_PER_TOKEN * tokens / (1 - recipe.eval_share))
+    training = recipe.training_source().load(characters, recipe.seed)
     if recipe.eval_file:
         return training, TextSource(tuple(recipe.eval_file), column=recipe.column).load()
     if recipe.eval_share == 0:
         raise ValueError("Nothing to measure on: give eval_file, or an eval_share above 0.")
     return training.split_tail(recipe.eval_share)
-
-
-def _characters_needed(recipe: TrainRecipe) -> int:
-    """More than the run can read: there is no need to tokenize the rest of a huge data set."""
-    windows = recipe.max_steps * recipe.batch_size * recipe.gradient_accumulation_steps * _processes()
-    tokens = windows * (recipe.stride or recipe.seq_len) + recipe.eval_windows * recipe.seq_len
-    return int(_CHARACTERS_PER_TOKEN * (tokens + recipe.seq_len) / (1 - recipe.eval_share))
 
 
 def _load(recipe: TrainRecipe, commit: str | None, tokenizer_commit: str | None) -> tuple[Any, Any]:
