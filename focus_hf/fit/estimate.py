@@ -62,13 +62,15 @@ class Needs:
     """What a fit takes.
 
     Args:
-        scratch: bytes of captured tensors on disk at once.
+        at_once: layers whose captured tensors find room together.
+        scratch: bytes of these on disk.
         passes: over all windows, each capturing some of the layers.
         memory: bytes in memory while the longest window is captured, weights included.
         layer: bytes in memory while a layer is fitted, without the model's weights.
         operations: floating-point operations of the capture and of the fit.
     """
 
+    at_once: int
     scratch: int
     passes: int
     memory: int
@@ -97,7 +99,7 @@ def needs(shapes: Shapes, recipe: FitRecipe, bytes_per_number: int) -> Needs:
     """What a fit takes, with weights of so many bytes per number (2 for bfloat16)."""
     lengths, longest = recipe.lengths, max(recipe.lengths)
     each = sum(shapes.bytes_of_window(length, recipe.rows) for length in lengths)
-    at_once = layers_at_once(each, recipe.scratch_gb, shapes.layers)
+    at_once = max(1, min(shapes.layers, int(recipe.scratch_gb * 1e9 / max(1, each))))
     passes = -(-shapes.layers // at_once)
     kept = _KEPT_BY_A_LAYER * shapes.hidden * longest * bytes_per_number
     activations = kept * (1 + shapes.layers * _KEPT_BY_A_CHECKPOINT / _KEPT_BY_A_LAYER)
@@ -115,14 +117,10 @@ def needs(shapes: Shapes, recipe: FitRecipe, bytes_per_number: int) -> Needs:
     kept_scores = shapes.heads * sum(min(length, recipe.rows) * length / 2 for length in lengths)
     training = shapes.kv_heads * recipe.steps * _BATCH * cells
     return Needs(
+        at_once=at_once,
         scratch=at_once * each,
         passes=passes,
         memory=int(shapes.parameters * bytes_per_number + activations + logits),
         layer=2 * each + 2 * 4 * shapes.kv_heads * queries * cells,
         operations=capturing + shapes.layers * (_PER_SCORE * kept_scores + _PER_CELL * training),
     )
-
-
-def layers_at_once(bytes_of_a_layer: int, scratch_gb: float, layers: int) -> int:
-    """Layers whose captured tensors find room together."""
-    return max(1, min(layers, int(scratch_gb * 1e9 / max(1, bytes_of_a_layer))))

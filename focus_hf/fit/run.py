@@ -33,7 +33,7 @@ from ..texts import Texts, hash_of
 from .capture import capture, read
 from .curves import HeadCurves, joined
 from .dial import DialPoint, dial, nearest, offsets, pairs_curves
-from .estimate import Shapes, layers_at_once, needs
+from .estimate import Shapes, needs
 from .kept import DECIDE, LAYERS, check_scratch, fingerprint, prepare_folder, seconds_before
 from .layer import LayerFit, fit_layer, load_layer, save_layer
 from .recipe import FitRecipe
@@ -103,13 +103,13 @@ def fit(
         fitted = {n: found for n in targets if (found := load_layer(_file(out, n), made_from)) is not None}
         say(f"{len(fitted)} of {len(targets)} layers are fitted already")
     missing = {layer: module for layer, module in targets.items() if layer not in fitted}
-    shapes = Shapes.of(model.config.get_text_config(), len(missing), sum(p.numel() for p in model.parameters()))
     if missing:
+        shapes = Shapes.of(model.config.get_text_config(), len(missing), sum(p.numel() for p in model.parameters()))
         expected = needs(shapes, recipe, next(model.parameters()).element_size())
         check_scratch(expected.scratch, recipe)
         say(expected.in_words(rate))
-    shown = Progress(disable=True) if progress is None else progress
-    fitted |= dict(_fit_layers(model, missing, windows, recipe, made_from, shown, shapes))
+        shown = Progress(disable=True) if progress is None else progress
+        fitted |= dict(_fit_layers(model, missing, windows, recipe, made_from, expected.at_once, shown))
 
     router_of, curves = compare_heads(fitted)
     config.pairs_curves = pairs_curves(curves)
@@ -175,15 +175,13 @@ def _fit_layers(
     windows: Sequence[Tensor],
     recipe: FitRecipe,
     made_from: str,
+    at_once: int,
     progress: Progress,
-    shapes: Shapes,
 ) -> Iterator[tuple[int, LayerFit]]:
-    """Fit layers by number and keep each; as many are captured at once as there is room for."""
-    of_layer = sum(shapes.bytes_of_window(len(ids), recipe.rows) for ids in windows)
-    count = layers_at_once(of_layer, recipe.scratch_gb, len(targets))
+    """Fit layers by number and keep each; so many are captured together."""
     numbers = sorted(targets)
     # The later ones first, since the backward pass meets them first.
-    passes = [numbers[max(0, end - count) : end] for end in range(len(numbers), 0, -count)]
+    passes = [numbers[max(0, end - at_once) : end] for end in range(len(numbers), 0, -at_once)]
     seen = progress.add_task("running windows of text", total=len(passes) * len(windows))
     done = progress.add_task("fitting layers", total=len(targets))
     fit_on, measure_on = range(sum(recipe.windows)), range(sum(recipe.windows), len(windows))
