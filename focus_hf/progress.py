@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import datetime
 import warnings
+from datetime import timedelta
 from typing import Any
 
 from rich.console import Console
@@ -11,7 +11,6 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
-    Task,
     TaskID,
     TextColumn,
     TimeElapsedColumn,
@@ -88,18 +87,11 @@ class LineProgress(Progress):
         description, completed, when = self._told[task_id]
         is_new = task.description != description
         is_further = task.completed != completed and (last or self.get_time() - when >= self.every)
-        if task.visible and (is_new or is_further):
-            self._told[task_id] = (task.description, task.completed, self.get_time())
-            self.console.print(_line(task), markup=False, highlight=False, soft_wrap=True)
-
-
-def _line(task: Task) -> str:
-    total = "" if task.total is None else f"/{task.total:,.0f}"
-    parts = [f"{task.description}: {task.completed:,.0f}{total}", f"{_clock(task.elapsed or 0)} so far"]
-    if task.time_remaining is not None and not task.finished:
-        parts.append(f"{_clock(task.time_remaining)} left")
-    return ", ".join(parts)
-
-
-def _clock(seconds: float) -> str:
-    return str(datetime.timedelta(seconds=int(seconds)))
+        if not task.visible or not (is_new or is_further):
+            return
+        self._told[task_id] = (task.description, task.completed, self.get_time())
+        total = "" if task.total is None else f"/{task.total:,.0f}"
+        line = f"{task.description}: {task.completed:,.0f}{total}, {timedelta(seconds=int(task.elapsed or 0))} so far"
+        if task.time_remaining is not None and not task.finished:
+            line += f", {timedelta(seconds=int(task.time_remaining))} left"
+        self.console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,25 +30,12 @@ def tokenize_windows(tokenizer: Any, text: str, length: int, stride: int | None 
     Raises:
         ValueError: the text is shorter than one window.
     """
-    return cut(join([tokenize(tokenizer, text)]), length, stride)
+    return cut(Texts([text], "text").token_ids(tokenizer), length, stride)
 
 
 def tokenize(tokenizer: Any, text: str) -> list[int]:
     """Token ids of a text, without special tokens."""
     return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
-
-
-def join(documents: Sequence[Sequence[int]], between: int | None = None) -> Tensor:
-    """Token ids of documents, end to end: int64 ``(n,)``.
-
-    Args:
-        documents: token ids of each.
-        between: token id that ends each document when there are several.
-    """
-    import torch
-
-    ends = [] if between is None or len(documents) == 1 else [between]
-    return torch.tensor([token for document in documents for token in (*document, *ends)], dtype=torch.long)
 
 
 def cut(ids: Tensor, length: int, stride: int | None = None) -> Tensor:
@@ -126,26 +114,26 @@ class TextSource:
         import datasets
 
         assert self.dataset is not None
-        loaded = datasets.load_dataset(self.dataset, self.subset, split=self.split, revision=self.revision)
-        if self.column not in loaded.column_names:
+        rows = datasets.load_dataset(self.dataset, self.subset, split=self.split, revision=self.revision)
+        if self.column not in rows.column_names:
             raise ValueError(
-                f"Data set {self.dataset} has no column {self.column!r}; it has {', '.join(loaded.column_names)}."
+                f"Data set {self.dataset} has no column {self.column!r}; it has {', '.join(rows.column_names)}."
             )
-        name = os.path.basename(os.path.normpath(self.dataset)) if os.path.isdir(self.dataset) else self.dataset
-        details = " ".join(part for part in (self.subset, self.split) if part)
-        revision = self.revision or dataset_commit(loaded.info) or ""
         on_hub = None if os.path.isdir(self.dataset) else self.dataset
-        documents = _some(loaded if max_characters is None else loaded.shuffle(seed), self.column, max_characters)
-        if len(documents) < len(loaded):
-            details += f", {len(documents):,} of {len(loaded):,} documents"
-        source = {
-            "dataset": name,
-            "subset": self.subset,
-            "split": self.split,
-            "column": self.column,
-            "max_characters": max_characters,
-            "seed": seed,
-        }
+        name = on_hub or os.path.basename(os.path.normpath(self.dataset))
+        details = " ".join(part for part in (self.subset, self.split) if part)
+        documents: list[str] = []
+        total = 0
+        for row in rows if max_characters is None else rows.shuffle(seed):
+            if max_characters is not None and total >= max_characters:
+                break
+            documents.append(str(row[self.column]))
+            total += len(documents[-1])
+        if len(documents) < len(rows):
+            details += f", {len(documents):,} of {len(rows):,} documents"
+        source: dict[str, Any] = {"dataset": name, "subset": self.subset, "split": self.split, "column": self.column}
+        source |= {"max_characters": max_characters, "seed": seed}
+        revision = self.revision or dataset_commit(rows.info) or ""
         return Texts(documents, f"{name} ({details})", revision, on_hub, source)
 
 
@@ -176,21 +164,19 @@ class Texts:
             head.append(document[:keep])
             tail.append(document[keep:])
             keep = max(0, keep - len(document))
+        source, name = {**self.source, "tail": share}, f"{self.name}, last {share:.0%}"
         return (
-            replace(
-                self, documents=[text for text in head if text], source={**self.source, "tail": share, "part": "head"}
-            ),
-            replace(
-                self,
-                documents=[text for text in tail if text],
-                name=f"{self.name}, last {share:.0%}",
-                source={**self.source, "tail": share, "part": "tail"},
-            ),
+            replace(self, documents=[*filter(None, head)], source={**source, "part": "head"}),
+            replace(self, documents=[*filter(None, tail)], name=name, source={**source, "part": "tail"}),
         )
 
     def token_ids(self, tokenizer: Any) -> Tensor:
         """All documents as int64 ``(n,)``, each ended by the tokenizer's end-of-text token if there are several."""
-        return join([tokenize(tokenizer, text) for text in self.documents], getattr(tokenizer, "eos_token_id", None))
+        import torch
+
+        end = getattr(tokenizer, "eos_token_id", None)
+        ends = [] if end is None or len(self.documents) == 1 else [end]
+        return torch.tensor([token for text in self.documents for token in (*tokenize(tokenizer, text), *ends)]).long()
 
 
 def hash_of(files: Sequence[str | os.PathLike[str]]) -> str:
@@ -212,37 +198,21 @@ def read_again(source: dict[str, Any], revision: str, files: Sequence[str] = ())
     Returns:
         The texts, ``None`` if these files are not here or the data set is not on the Hub.
     """
+    again: Texts | None = None
     if source.get("dataset"):
-        if not revision or revision.startswith("sha256:"):
-            return None
-        wanted: dict[str, Any] = {name: source.get(name) for name in ("dataset", "subset", "split", "column")}
-        try:
-            texts = TextSource(revision=revision, **wanted).load(source.get("max_characters"), source.get("seed", 0))
-        except (OSError, ValueError):
-            return None
-    else:
-        names = tuple(map(str, files))
-        candidates = [names, *((name,) for name in names)] if names else []
+        if revision and not revision.startswith("sha256:"):
+            wanted: dict[str, Any] = {name: source.get(name) for name in ("dataset", "subset", "split", "column")}
+            there = TextSource(revision=revision, **wanted)
+            with suppress(OSError, ValueError):
+                again = there.load(source.get("max_characters"), source.get("seed", 0))
+    elif names := tuple(map(str, files)):
+        candidates = [names, *((name,) for name in names)]
         loaded = (TextSource(some, column=source.get("column", "text")).load() for some in candidates)
-        found = next((texts for texts in loaded if texts.revision == revision), None)
-        if found is None:
-            return None
-        texts = found
-    if "tail" not in source:
-        return texts
-    head, tail = texts.split_tail(float(source["tail"]))
+        again = next((texts for texts in loaded if texts.revision == revision), None)
+    if again is None or "tail" not in source:
+        return again
+    head, tail = again.split_tail(float(source["tail"]))
     return head if source.get("part") == "head" else tail
-
-
-def _some(rows: Iterable[dict[str, Any]], column: str, max_characters: int | None) -> list[str]:
-    """Documents until there are enough characters."""
-    documents, total = [], 0
-    for row in rows:
-        if max_characters is not None and total >= max_characters:
-            break
-        documents.append(str(row[column]))
-        total += len(documents[-1])
-    return documents
 
 
 def dataset_commit(info: Any) -> str | None:

@@ -30,7 +30,7 @@ def fit(given: dict[str, Any], config: Path | None, as_json: bool) -> None:
     """
     from ..card import write_card
     from ..fit import fit as fit_to
-    from ..fit.words import afterwards, per_cent
+    from ..fit.dial import afterwards, per_cent
 
     recipe = FitRecipe.from_values(config, given)
     try:

@@ -1,11 +1,11 @@
 """Making an adapter without training: cells, fitted to a model's own attention, layer by layer.
 
-- `recipe`: what is wanted; `run`: a whole fit; `estimate`: what it takes, said beforehand; `words`: what came out
+- `recipe`: what is wanted; `run`: a whole fit; `estimate`: what it takes, said beforehand
 - `kept`: where it writes, and fitted layers that are there already
-- `windows`, `capture`, `store`: text, and what attention layers see of it
-- `importance`: what dense attention does at a query, and what leaving keys out would change
-- `clusters`: groups of keys; `cells`: groups at a distance; `query_router`: which of them a query reads
-- `layer`: one layer, fitted; `curves`, `offsets`, `dial`: from thresholds to pairs and loss, of each head and of all
+- `windows`, `capture`: text, and what attention layers see of it
+- `importance`: what dense attention does at a query, what leaving keys out would change, and sums of it by cell
+- `clusters`: groups of keys; `query_router`: which of them a query reads, at which distance
+- `layer`: one layer, fitted; `curves`, `dial`: from thresholds to pairs and loss, of each head and of all
 """
 
 from typing import TYPE_CHECKING, Any

@@ -2,19 +2,20 @@
 
 Everything is taken where the attention interface passes it, whatever the architecture. One backward pass through each
 window gives the gradient of `sum_t log p(y_t)`, with every `y_t` drawn from the model's own prediction, by the output
-of all layers at once. Tensors wait in half precision in a folder, a file for each layer and window.
+of all layers at once. Tensors wait in half precision in a folder, a file for each layer and window: `read`, `write`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface
@@ -23,9 +24,15 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from ..adapter.interface import focus_attention_forward
 from ..adapter.masks import added_to_scores
 from ..evaluate.modes import device_of
-from .store import write
+from .importance import LayerWindow
 
 _CAPTURE = "focus_capture"
+
+#: Largest number that is written, of float16's 65,504.
+_LARGEST = 32768.0
+
+#: Follows a tensor's name in that of the number by which it is multiplied when it is read.
+_FACTOR = ".factor"
 
 #: Rows of logits that are looked at in float32 at once.
 _ROWS = 256
@@ -56,44 +63,33 @@ def capture(
         model: a causal language model.
         layers: attention modules by layer index.
         windows: token ids ``(T,)`` of any length, by the number under which they are written.
-        folder: to write into, see `store.read`.
+        folder: to write into, see `read`.
         rows: queries to keep of each window.
         seed: of the sampled targets and queries.
         checkpointing: compute a layer's activations again in the backward pass instead of keeping them.
         tick: called after each window.
     """
     AttentionInterface.register(_CAPTURE, _capture_attention)
-    with ExitStack() as stack:
-        stack.enter_context(_frozen(model))
-        if checkpointing:
-            stack.enter_context(_checkpointed(model))
+    with _frozen(model, checkpointing):
         for number, window in windows.items():
             generator = torch.Generator().manual_seed(seed * 1_000_003 + number)
             positions = sampled_positions(len(window), rows, generator)
-            recorder = _Recorder(layers, positions, partial(write, folder, number))
-            with recorder:
-                _backward(model, window, generator)
-            recorder.finish()
+            with _Recorder(layers, positions, partial(write, folder, number)):
+                logits = model(input_ids=window[None].to(device_of(model)), use_cache=False).logits
+                logits.backward(_slope_of_sampled_targets(logits.detach()[0], generator)[None])
+            del logits
             tick()
 
 
-def _backward(model: Any, window: Tensor, generator: torch.Generator) -> None:
-    logits = model(input_ids=window[None].to(device_of(model)), use_cache=False).logits
-    with torch.no_grad():
-        slope = _slope_of_sampled_targets(logits[0], generator)
-    logits.backward(slope[None])
-
-
+@torch.no_grad()
 def _slope_of_sampled_targets(logits: Tensor, generator: torch.Generator) -> Tensor:
     """Gradient by the logits ``(T, V)`` of the log-probability of targets drawn from them, in their place: of a long
     window they are the largest thing in memory. (Were they needed to go backward, autograd would say so.)"""
-    slope = logits.detach()
-    for start in range(0, len(logits), _ROWS):
-        shares = torch.softmax(logits[start : start + _ROWS].float(), dim=-1)
+    for some in logits.split(_ROWS):
+        shares = torch.softmax(some.float(), dim=-1)
         targets = torch.multinomial(shares.cpu(), 1, generator=generator).to(shares.device)
-        shares.neg_().scatter_add_(1, targets, torch.ones_like(targets, dtype=shares.dtype))
-        slope[start : start + _ROWS] = shares
-    return slope
+        some.copy_(shares.neg_().scatter_add_(1, targets, torch.ones_like(targets, dtype=shares.dtype)))
+    return logits
 
 
 class _Recorder:
@@ -113,13 +109,10 @@ class _Recorder:
             ]
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
         for handle in self._handles:
             handle.remove()
-
-    def finish(self) -> None:
-        """Raise `RuntimeError` if a layer was not reached by the backward pass."""
-        if missing := sorted(set(self._layers) - (self._seen - self._kept.keys())):
+        if error is None and (missing := sorted(set(self._layers) - (self._seen - self._kept.keys()))):
             raise RuntimeError(f"Layer {missing[0]} was not captured: no gradient reached its attention.")
 
     def _before(self, attention: Any, args: tuple, kwargs: dict[str, Any]) -> None:
@@ -128,33 +121,56 @@ class _Recorder:
             self._kept[layer] = {}
             turned = _without_rotation(kwargs)
             if turned is not None:
-                attention.config = _CaptureConfig(attention.config, self._take_plain)
+                attention.config = _CaptureConfig(attention.config, self._take_plain_keys)
                 try:
                     with torch.no_grad():
                         attention.forward(*args, **turned)
                 finally:
                     _restore_config(attention)
-        attention.config = _CaptureConfig(attention.config, self._take)
+        attention.config = _CaptureConfig(attention.config, self._attend)
 
-    def _take_plain(self, call: _Call) -> Tensor:
-        self._kept[call.layer]["plain_keys"] = call.key[0].detach()
-        return call.query.new_zeros(1, call.query.shape[2], call.query.shape[1], call.value.shape[-1])
+    def _take_plain_keys(
+        self, module: Any, query: Tensor, key: Tensor, value: Tensor, *_: Any, **kwargs: Any
+    ) -> Tensor:
+        self._kept[module.layer_idx]["plain_keys"] = key[0].detach()
+        return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[-1])
 
-    def _take(self, call: _Call) -> Tensor:
-        output = call.attend()
+    def _attend(
+        self,
+        module: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        scaling: float | None = None,
+        dropout: float = 0.0,
+        softcap: float | None = None,
+        s_aux: Tensor | None = None,
+        **kwargs: Any,
+    ) -> Tensor:
+        """Dense attention, and what it was computed from is kept."""
+        biases = (kwargs.get("position_bias"), kwargs.get("sinks"), added_to_scores(attention_mask))
+        if any(bias is not None for bias in biases):
+            raise ValueError(
+                f"{type(module).__name__} adds a bias to its scores, which fit does not take into account. Use "
+                "focus-hf train."
+            )
+        scale, layer = query.shape[-1] ** -0.5 if scaling is None else scaling, module.layer_idx
+        output, _ = focus_attention_forward(
+            module, query, key, value, attention_mask, scale, 0.0, softcap, s_aux, **kwargs
+        )
         if not output.requires_grad:
             output.requires_grad_()
-        if call.layer in self._seen:
+        if layer in self._seen:
             return output
-        self._seen.add(call.layer)
-        kept = self._kept[call.layer]
-        kept |= {"keys": call.key[0].detach(), "values": call.value[0].detach()}
-        kept["queries"] = self._rows(call.query[0].detach())
+        self._seen.add(layer)
+        kept = self._kept[layer]
+        kept |= {"keys": key[0].detach(), "values": value[0].detach(), "queries": self._rows(query[0].detach())}
         kept.setdefault("plain_keys", kept["keys"].clone())
-        kept |= {"scale": torch.tensor(call.scale), "softcap": torch.tensor(call.softcap or 0.0)}
-        if call.sink_logits is not None:
-            kept["sink_logits"] = call.sink_logits.detach().float()
-        output.register_hook(partial(self._take_gradient, call.layer))  # which does not hold the call's tensors
+        kept |= {"scale": torch.tensor(scale), "softcap": torch.tensor(softcap or 0.0)}
+        if s_aux is not None:
+            kept["sink_logits"] = s_aux.detach().float()
+        output.register_hook(partial(self._take_gradient, layer))  # which does not hold the call's tensors
         return output
 
     def _take_gradient(self, layer: int, gradient: Tensor) -> None:
@@ -171,55 +187,21 @@ def _restore_config(attention: Any, *_: object) -> None:
         attention.config = attention.config.original
 
 
-@dataclass(frozen=True)
-class _Call:
-    """One call of an attention function, and how to answer it."""
-
-    layer: int
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    scale: float
-    softcap: float | None
-    sink_logits: Tensor | None
-    attend: Callable[[], Tensor]
-
-
 class _CaptureConfig:
-    """An attention module's own config for the length of one call, naming our function and what takes the tensors."""
+    """An attention module's own config for the length of one call, naming our function and what answers it."""
 
     _attn_implementation = _CAPTURE
 
-    def __init__(self, config: Any, take: Callable[[_Call], Tensor]) -> None:
-        self.original, self.take = config, take
+    def __init__(self, config: Any, attend: Callable[..., Tensor]) -> None:
+        self.original, self.attend = config, attend
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.original, name)
 
 
-def _capture_attention(
-    module: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    softcap: float | None = None,
-    s_aux: Tensor | None = None,
-    **kwargs: Any,
-) -> tuple[Tensor, None]:
-    """The attention function that is registered: dense attention, told to who records."""
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    biases = (kwargs.get("position_bias"), kwargs.get("sinks"), added_to_scores(attention_mask))
-    if any(bias is not None for bias in biases):
-        raise ValueError(
-            f"{type(module).__name__} adds a bias to its scores, which fit does not take into account. Use focus-hf "
-            "train."
-        )
-    attend = partial(focus_attention_forward, module, query, key, value, attention_mask, scale, 0.0, softcap, s_aux)
-    seen = _Call(module.layer_idx, query, key, value, scale, softcap, s_aux, lambda: attend(**kwargs)[0])
-    return module.config.take(seen), None
+def _capture_attention(module: Any, *tensors: Any, **named: Any) -> tuple[Tensor, None]:
+    """The attention function that is registered."""
+    return module.config.attend(module, *tensors, **named), None
 
 
 def _without_rotation(kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -233,28 +215,59 @@ def _without_rotation(kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 @contextmanager
-def _frozen(model: nn.Module) -> Iterator[None]:
-    """In eval mode, without gradients by weights."""
+def _frozen(model: nn.Module, checkpointing: bool) -> Iterator[None]:
+    """In eval mode, without gradients by weights.
+
+    With gradient checkpointing the layers are told that they train, nothing inside them.
+    """
     was_training, learning = model.training, [p for p in model.parameters() if p.requires_grad]
     model.eval().requires_grad_(False)
-    try:
-        yield
-    finally:
-        for parameter in learning:
-            parameter.requires_grad_(True)
-        model.train(was_training)
-
-
-@contextmanager
-def _checkpointed(model: nn.Module) -> Iterator[None]:
-    """Gradient checkpointing in eval mode: only the layers are told that they train, nothing inside them."""
-    layers: list[Any] = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
-    before = [(layer.training, layer.gradient_checkpointing) for layer in layers]
+    layers: list[Any] = [m for m in model.modules() if checkpointing and isinstance(m, GradientCheckpointingLayer)]
+    before = [layer.gradient_checkpointing for layer in layers]
     for layer in layers:
         layer.training = layer.gradient_checkpointing = True
         layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)
     try:
         yield
     finally:
-        for layer, (training, checkpointing) in zip(layers, before, strict=True):
-            layer.training, layer.gradient_checkpointing = training, checkpointing
+        for layer, was_on in zip(layers, before, strict=True):
+            layer.gradient_checkpointing = was_on
+        for parameter in learning:
+            parameter.requires_grad_(True)
+        model.train(was_training)
+
+
+def read(folder: Path, window: int, layer: int) -> LayerWindow:
+    """Read what was written of a layer, by its index, and of a window, by its number."""
+    with safe_open(_path(folder, window, layer), framework="pt") as file:
+        stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    factors = {name.removesuffix(_FACTOR): stored.pop(name) for name in list(stored) if name.endswith(_FACTOR)}
+    scale, softcap = float(stored.pop("scale")), float(stored.pop("softcap"))
+    tensors = {name: tensor.float() * factors[name] if name in factors else tensor for name, tensor in stored.items()}
+    return LayerWindow(**tensors, scale=scale, softcap=softcap or None)
+
+
+def write(folder: Path, window: int, layer: int, tensors: Mapping[str, Tensor]) -> None:
+    """Write the fields of a `LayerWindow`: matrices in float16, each times what lets its largest number fit.
+
+    A softcap of 0 stands for none.
+
+    Raises:
+        OSError: there is no room for them.
+    """
+    stored: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        if tensor.dim() < 2:
+            stored[name] = tensor.cpu()
+            continue
+        factor = tensor.abs().max().float().clamp(min=1e-30) / _LARGEST
+        stored[name] = (tensor.float() / factor).half().cpu().contiguous()
+        stored[name + _FACTOR] = factor.cpu()
+    try:
+        save_file(stored, _path(folder, window, layer))
+    except (SafetensorError, OSError) as error:
+        raise OSError(f"cannot write to {folder} ({error}): free some space, or name another scratch_dir.") from error
+
+
+def _path(folder: Path, window: int, layer: int) -> Path:
+    return folder / f"{window}-{layer}.safetensors"

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .. import routing
+from ..routing.cells import CellRouter
 
 #: Spread of the scores in units of Sinkhorn's temperature, so that its assignments are nearly hard.
 _SHARPNESS = 4.0
@@ -25,7 +26,7 @@ _BALANCING = 20
 _SPREAD = 2.0
 
 
-def cluster_keys(keys: Tensor, num_groups: int, dim: int, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+def cluster_keys(keys: Tensor, num_groups: int, dim: int, generator: torch.Generator) -> CellRouter:
     """Balanced groups of every head's keys.
 
     Args:
@@ -35,21 +36,22 @@ def cluster_keys(keys: Tensor, num_groups: int, dim: int, generator: torch.Gener
         generator: of everything random.
 
     Returns:
-        ``A`` ``(n, d_g, D)``, ``C`` ``(n, K, d_g)`` and ``b`` ``(n, K)``, see `CellRouter`: float32 numbers that
-        float16 holds.
+        A router that groups keys, float32 numbers that float16 holds; what judges queries is 0.
 
     Raises:
         ValueError: there are fewer keys than groups.
     """
     some = torch.randperm(keys.shape[1], generator=generator)[:_KEYS]
     heads = [_cluster_head(of_head[some], num_groups, dim, generator) for of_head in keys]
-    projection, centroids, balance = (torch.stack(tensors) for tensors in zip(*heads, strict=True))
-    return projection, centroids, balance
+    projection, centroids, balance = map(torch.stack, zip(*heads, strict=True))
+    nothing = keys.new_zeros(len(keys))
+    return CellRouter(projection, centroids, balance, nothing, nothing, nothing, nothing)
 
 
 def _cluster_head(
     points: Tensor, num_groups: int, dim: int, generator: torch.Generator
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """``A``, ``C`` and ``b`` of a head, see `CellRouter`."""
     axes, along = reduce_directions(balanced_kmeans(points, num_groups, generator), dim)
     scores = points @ axes.T @ along.T
     spread = (scores - scores.mean(dim=0)).square().mean().sqrt().clamp(min=1e-9)

@@ -14,9 +14,7 @@ from torch.nn import functional as F
 
 from ..attention import Pattern
 from ..routing.cells import CellRouter, cell_log_shares, key_groups, positions_in_bands
-from .cells import cells_of_keys, sums_by_cell
-from .importance import DenseRows
-from .store import LayerWindow
+from .importance import DenseRows, LayerWindow, cells_of_keys, sums_by_cell
 
 #: Thresholds at which everything is measured, from the one that reads most.
 STEP = 0.25
@@ -99,13 +97,7 @@ def joined(curves: Iterable[HeadCurves]) -> HeadCurves:
 
 @torch.no_grad()
 def measure(windows: Iterable[LayerWindow], router: CellRouter, pattern: Pattern) -> HeadCurves:
-    """What a layer's heads read and lose under every threshold.
-
-    Args:
-        windows: of the layer.
-        router: its tensors; offsets do not count.
-        pattern: window, sinks and bands.
-    """
+    """What a layer's heads read and lose under every threshold, whatever their offsets, in windows of that layer."""
     heads, num_groups = router.centroids.shape[:2]
     loss = torch.zeros(heads, OCTAVES, len(THRESHOLDS), dtype=torch.float64)
     pairs = torch.zeros_like(loss)
@@ -121,18 +113,19 @@ def measure(windows: Iterable[LayerWindow], router: CellRouter, pattern: Pattern
         shares, _ = cell_log_shares(window.queries[None], router)
         sizes = positions_in_bands(window.positions[None], pattern.local_window, pattern.num_bands)[0]
         scores = (shares[0] - sizes.clamp(min=1).float().log()[None, :, None]).flatten(-2)
-        for head in range(heads):
+        for head, seen in enumerate(window.heads()):
             done = 0
-            for rows in map(DenseRows.of, window.head(head).parts()):
+            for rows in map(DenseRows.of, seen.parts()):
                 these = slice(done, done := done + len(rows.positions))
                 cells = cells_of_keys(groups[head, : rows.length], rows.positions, pattern, num_groups)
                 sums = _sums(rows, cells, scores.shape[-1] + 1)
-                for (lost, read), of_loss, of_pairs in (
-                    (_cost(rows, _above_thresholds(sums, scores[head, these])), loss[head], pairs[head]),
-                    (_cost(rows, _in_windows(sums, pattern.num_bands)), window_loss[head], window_pairs),
+                for attended, of_loss, of_pairs in (
+                    (_above_thresholds(sums, scores[head, these]), loss[head], pairs[head]),
+                    (_in_windows(sums, pattern.num_bands), window_loss[head], window_pairs),
                 ):
-                    of_loss.index_add_(0, octaves[these], lost.double())
-                    of_pairs.index_add_(0, octaves[these], read.double())
+                    weight, effect, read = attended.split([len(rows.weights), len(rows.weights), 1])
+                    of_loss.index_add_(0, octaves[these], (rows.fisher_cost(weight, effect) / 2).double())
+                    of_pairs.index_add_(0, octaves[these], read[0].double())
     return HeadCurves(loss, pairs, window_loss, window_pairs / heads, queries, possible)
 
 
@@ -154,9 +147,3 @@ def _in_windows(sums: Tensor, bands: int) -> Tensor:
     """What is attended in the window, and in those that reach to the end of a band: ``(2r + 1, R, bands)``."""
     by_band = sums[..., :-1].unflatten(-1, (-1, bands)).sum(dim=-2)[..., :-1]
     return torch.cat([sums[..., -1:], by_band], dim=-1).cumsum(dim=-1)
-
-
-def _cost(rows: DenseRows, attended: Tensor) -> tuple[Tensor, Tensor]:
-    """Half the Fisher cost and the pairs of each query, ``(R, ...)`` each."""
-    heads = rows.weights.shape[0]
-    return rows.fisher_cost(attended[:heads], attended[heads:-1]) / 2, attended[-1]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from rich.filesize import decimal
 
 from .recipe import FitRecipe
 
@@ -61,35 +62,44 @@ class Needs:
     """What a fit takes.
 
     Args:
-        scratch: bytes of captured tensors on disk at once.
+        at_once: layers whose captured tensors find room together.
+        scratch: bytes of these on disk.
         passes: over all windows, each capturing some of the layers.
         memory: bytes in memory while the longest window is captured, weights included.
         layer: bytes in memory while a layer is fitted, without the model's weights.
-        operations: floating-point operations of the capture, and of the fit.
+        operations: floating-point operations of the capture and of the fit.
     """
 
+    at_once: int
     scratch: int
     passes: int
     memory: int
     layer: int
-    operations: tuple[float, float]
+    operations: float
 
-    def seconds(self, rate: float) -> float:
-        """How long it takes at a rate of operations a second."""
-        return sum(self.operations) / rate
+    def in_words(self, rate: float) -> str:
+        """What a fit is going to take, in one line, at a rate of operations a second."""
+        return (
+            f"this takes about {duration(self.operations / rate)}, {decimal(self.memory)} of memory to run windows of "
+            f"text and {decimal(self.layer)} more to fit a layer, and {decimal(self.scratch)} of scratch; Ctrl-C "
+            "keeps the layers that are done, and --resume goes on"
+        )
+
+
+def duration(seconds: float) -> str:
+    """Roughly."""
+    if seconds < 90:
+        return f"{max(1, round(seconds / 10)) * 10} seconds"
+    if seconds < 5400:
+        return f"{round(seconds / 60)} minutes"
+    return f"{seconds / 3600:.1f} hours"
 
 
 def needs(shapes: Shapes, recipe: FitRecipe, bytes_per_number: int) -> Needs:
-    """What a fit takes.
-
-    Args:
-        shapes: of the model.
-        recipe: of the fit.
-        bytes_per_number: of the model's weights, 2 for bfloat16.
-    """
+    """What a fit takes, with weights of so many bytes per number (2 for bfloat16)."""
     lengths, longest = recipe.lengths, max(recipe.lengths)
     each = sum(shapes.bytes_of_window(length, recipe.rows) for length in lengths)
-    at_once = layers_at_once(each, recipe.scratch_gb, shapes.layers)
+    at_once = max(1, min(shapes.layers, int(recipe.scratch_gb * 1e9 / max(1, each))))
     passes = -(-shapes.layers // at_once)
     kept = _KEPT_BY_A_LAYER * shapes.hidden * longest * bytes_per_number
     activations = kept * (1 + shapes.layers * _KEPT_BY_A_CHECKPOINT / _KEPT_BY_A_LAYER)
@@ -98,31 +108,19 @@ def needs(shapes: Shapes, recipe: FitRecipe, bytes_per_number: int) -> Needs:
     logits = bytes_per_number * longest * shapes.vocabulary  # their gradient is made in their place
     queries = sum(min(length, recipe.rows) for length in lengths)
     cells = recipe.num_groups * recipe.num_bands + 1
-    layer = 2 * each + 2 * 4 * shapes.kv_heads * queries * cells
+    # Capturing: a pass forward and one backward, and a second forward where activations are computed again.
+    # Attention's kernels run at a lower rate than matrix products.
+    scores = 2.0 * shapes.layers * shapes.heads * shapes.head_dim * sum(length**2 for length in lengths)
+    forward = 2.0 * shapes.parameters * sum(lengths) + 2 * scores
+    capturing = passes * (3 if recipe.gradient_checkpointing else 2) * forward
+    # Fitting: scores of the queries that were kept, and steps of training.
+    kept_scores = shapes.heads * sum(min(length, recipe.rows) * length / 2 for length in lengths)
+    training = shapes.kv_heads * recipe.steps * _BATCH * cells
     return Needs(
+        at_once=at_once,
         scratch=at_once * each,
         passes=passes,
         memory=int(shapes.parameters * bytes_per_number + activations + logits),
-        layer=layer,
-        operations=(passes * _capture(shapes, lengths, recipe), _fit(shapes, lengths, recipe, cells)),
+        layer=2 * each + 2 * 4 * shapes.kv_heads * queries * cells,
+        operations=capturing + shapes.layers * (_PER_SCORE * kept_scores + _PER_CELL * training),
     )
-
-
-def layers_at_once(bytes_of_a_layer: int, scratch_gb: float, layers: int) -> int:
-    """Layers whose captured tensors find room together."""
-    return max(1, min(layers, int(scratch_gb * 1e9 / max(1, bytes_of_a_layer))))
-
-
-def _capture(shapes: Shapes, lengths: Sequence[int], recipe: FitRecipe) -> float:
-    """A pass forward and one backward, and a second forward where activations are computed again."""
-    passes = 3 if recipe.gradient_checkpointing else 2
-    weights = 2.0 * shapes.parameters * sum(lengths)
-    scores = 2.0 * shapes.layers * shapes.heads * shapes.head_dim * sum(length**2 for length in lengths)
-    return passes * (weights + 2 * scores)  # attention's kernels run at a lower rate than matrix products
-
-
-def _fit(shapes: Shapes, lengths: Sequence[int], recipe: FitRecipe, cells: int) -> float:
-    """Scores of the queries that were kept, and steps of training."""
-    scores = shapes.heads * sum(min(length, recipe.rows) * length / 2 for length in lengths)
-    training = shapes.kv_heads * recipe.steps * _BATCH * cells
-    return shapes.layers * (_PER_SCORE * scores + _PER_CELL * training)

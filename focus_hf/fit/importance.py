@@ -7,6 +7,9 @@ divergence of the predictions, to second order (Amari, Natural Gradient Works Ef
 criterion for pruning, Molchanov et al., arXiv 1906.10771). For an attended set `M` of keys no output vector is needed:
 
     G . (o_M - o) = sum_{j in M} p_j e_j / sum_{j in M} p_j,     e_j = G . (v_j - o)
+
+Sums go over cells, groups at a distance (`focus_hf.routing.cells`). They are numbered as in `CellRouter.cell_bias`:
+group by group, within a group band by band, and last "near", which is the window, the sinks, and whatever comes later.
 """
 
 from __future__ import annotations
@@ -17,6 +20,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from ..attention import Pattern
+
 #: Score of a pair that is not causal; ``-inf`` would give NaN.
 _NEVER = -1e9
 
@@ -25,43 +30,47 @@ _SCORES = 1 << 19
 
 
 @dataclass(frozen=True)
-class HeadWindow:
-    """What one KV head and its ``r`` query heads see of one window of ``T`` tokens, float32.
+class LayerWindow:
+    """One attention layer, or one of its KV heads, over one window of ``T`` tokens, float32; ``R`` of its queries.
 
     Args:
+        keys: ``(H_kv, T, D)``, as they meet queries (positions applied).
+        plain_keys: ``(H_kv, T, D)``, before rotary positions.
+        values: ``(H_kv, T, D_v)``.
         positions: int64 ``(R,)``, ascending: which of the window's queries are looked at.
-        queries: ``(r, R, D)``, as they meet keys (positions applied).
-        keys: ``(T, D)``, likewise.
-        values: ``(T, D_v)``.
-        gradients: ``(r, R, D_v)``, of a sampled log-likelihood by attention's output.
+        queries: ``(H, R, D)``, as they meet keys; ``H = r H_kv``.
+        gradients: ``(H, R, D_v)``, of a sampled log-likelihood by attention's output.
         scale: factor on ``q . k``.
         softcap: of the scores, Gemma-2's.
-        sink_logits: ``(r,)``, gpt-oss' learned sinks.
+        sink_logits: ``(H,)``, gpt-oss' learned sinks.
     """
 
+    keys: Tensor
+    plain_keys: Tensor
+    values: Tensor
     positions: Tensor
     queries: Tensor
-    keys: Tensor
-    values: Tensor
     gradients: Tensor
     scale: float
     softcap: float | None = None
     sink_logits: Tensor | None = None
 
-    def parts(self) -> Iterator[HeadWindow]:
+    def heads(self) -> Iterator[LayerWindow]:
+        """What each KV head sees."""
+        names = [name for name, value in vars(self).items() if isinstance(value, Tensor) and name != "positions"]
+        parts = (getattr(self, name).chunk(len(self.keys)) for name in names)
+        for tensors in zip(*parts, strict=True):
+            yield replace(self, **dict(zip(names, tensors, strict=True)))
+
+    def parts(self) -> Iterator[LayerWindow]:
         """Some queries at a time, with the keys before them."""
-        count = max(16, _SCORES // len(self.keys))
+        count = max(16, _SCORES // self.keys.shape[1])
         for start in range(0, len(self.positions), count):
             rows = slice(start, start + count)
             end = int(self.positions[rows][-1]) + 1
-            yield replace(
-                self,
-                positions=self.positions[rows],
-                queries=self.queries[:, rows],
-                keys=self.keys[:end],
-                values=self.values[:end],
-                gradients=self.gradients[:, rows],
-            )
+            before = {name: getattr(self, name)[:, :end] for name in ("keys", "plain_keys", "values")}
+            here = {name: getattr(self, name)[:, rows] for name in ("queries", "gradients")}
+            yield replace(self, positions=self.positions[rows], **before, **here)
 
 
 @dataclass(frozen=True)
@@ -83,22 +92,23 @@ class DenseRows:
     sink_effect: Tensor
 
     @classmethod
-    def of(cls, window: HeadWindow) -> DenseRows:
-        """Compute scores, weights and effects, each once."""
-        scores = torch.matmul(window.queries, window.keys.T).mul_(window.scale)
+    def of(cls, window: LayerWindow) -> DenseRows:
+        """Compute scores, weights and effects of one KV head, each once."""
+        (keys,), (values,) = window.keys, window.values
+        scores = torch.matmul(window.queries, keys.T).mul_(window.scale)
         if window.softcap is not None:
             scores.div_(window.softcap).tanh_().mul_(window.softcap)
-        later = torch.arange(window.keys.shape[0]) > window.positions[:, None]
+        later = torch.arange(len(keys)) > window.positions[:, None]
         scores.masked_fill_(later, _NEVER)
         sink_weight = scores.new_zeros(*scores.shape[:2], 1)
         if window.sink_logits is None:
             weights = torch.softmax(scores, dim=-1)
         else:
             sinks = window.sink_logits[:, None, None].expand_as(sink_weight)
-            weights, sink_weight = torch.softmax(torch.cat([scores, sinks], -1), -1).split([scores.shape[-1], 1], -1)
-        outputs = torch.matmul(weights, window.values)
+            weights, sink_weight = torch.softmax(torch.cat([scores, sinks], -1), -1).split([len(keys), 1], -1)
+        outputs = torch.matmul(weights, values)
         mean_effect = (window.gradients * outputs).sum(dim=-1, keepdim=True)
-        effects = torch.matmul(window.gradients, window.values.T).sub_(mean_effect).mul_(weights)
+        effects = torch.matmul(window.gradients, values.T).sub_(mean_effect).mul_(weights)
         return cls(window.positions, weights, effects, sink_weight, -mean_effect * sink_weight)
 
     @property
@@ -119,3 +129,39 @@ class DenseRows:
         shape = (*self.sink_weight.shape[:2], *(1,) * (weight.dim() - 2))
         change = (effect + self.sink_effect.view(shape)) / (weight + self.sink_weight.view(shape))
         return change.square().sum(dim=0)
+
+
+def cells_of_keys(groups: Tensor, positions: Tensor, pattern: Pattern, num_groups: int) -> Tensor:
+    """The cell of each key, as each query sees it.
+
+    Args:
+        groups: integers ``(T,)``.
+        positions: of the queries, int64 ``(R,)``.
+        pattern: window, sinks and bands.
+        num_groups: ``K``.
+
+    Returns:
+        int64 ``(R, T)``.
+    """
+    near, length, last = num_groups * pattern.num_bands, len(groups), int(positions.max())
+    # Bands of distance, -1 for near: rows that are cut out of one table.
+    table = torch.bucketize(torch.arange(last, -length, -1), torch.tensor(pattern.band_starts())) - 1
+    bands = table.unfold(0, length, 1)[last - positions]
+    cells = torch.where(bands < 0, near, groups.long() * pattern.num_bands + bands)
+    cells[:, : pattern.sink_tokens] = near
+    return cells
+
+
+def sums_by_cell(values: Tensor, cells: Tensor, num_cells: int) -> Tensor:
+    """Sums over the keys of each cell: ``(..., R, T)`` to ``(..., R, cells)``."""
+    sums = values.new_zeros(*values.shape[:-1], num_cells)
+    return sums.scatter_add_(-1, cells.expand_as(values), values)
+
+
+def cell_importance(window: LayerWindow, groups: Tensor, pattern: Pattern, num_groups: int) -> Tensor:
+    """``sum_j p_j |e_j|`` over the keys of each cell and over query heads: ``(R, K * bands + 1)``."""
+    found = []
+    for rows in map(DenseRows.of, window.parts()):
+        cells = cells_of_keys(groups[: rows.length], rows.positions, pattern, num_groups)
+        found.append(sums_by_cell(rows.effects.abs().sum(dim=0), cells, num_groups * pattern.num_bands + 1))
+    return torch.cat(found)

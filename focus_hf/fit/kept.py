@@ -6,16 +6,13 @@ import hashlib
 import json
 import shutil
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ..records import load_results
-from ..records.adapter_files import WEIGHTS_FILE
 from ..records.typed import is_number
 from ..texts import Texts
-from .estimate import Needs
-from .layer import LayerFit, load_layer
 from .recipe import FitRecipe
 
 #: Folder of fitted layers, inside the adapter's.
@@ -28,24 +25,28 @@ DECIDE = (
 )
 
 
-def check_writable(folder: Path) -> None:
-    """Make sure that a folder can be made and written to, before hours of work.
+def prepare_folder(recipe: FitRecipe) -> Path:
+    """The folder to write to, before hours of work: it can be written to, and nothing in it is lost unasked.
 
     Raises:
-        ValueError: it cannot.
+        ValueError: it cannot, or an adapter or fitted layers are there that are neither to be used nor replaced.
     """
+    out = recipe.check_output_dir()
+    if any((out / LAYERS).glob("*.safetensors")) and not recipe.resume:
+        if not recipe.overwrite:
+            raise ValueError(f"{out} holds fitted layers: pass --resume to use them, or --overwrite.")
+        shutil.rmtree(out / LAYERS)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
+        out.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=out):
             pass
     except OSError as error:
-        raise ValueError(
-            f"output_dir {folder} cannot be written to ({error.strerror}): name another folder."
-        ) from None
+        raise ValueError(f"output_dir {out} cannot be written to ({error.strerror}): name another folder.") from None
+    return out
 
 
-def check_scratch(expected: Needs, recipe: FitRecipe) -> None:
-    """Make sure that captured tensors find room.
+def check_scratch(size: int, recipe: FitRecipe) -> None:
+    """Make sure that captured tensors of so many bytes find room.
 
     Raises:
         ValueError: they do not, or their folder does not exist.
@@ -54,29 +55,11 @@ def check_scratch(expected: Needs, recipe: FitRecipe) -> None:
     if not folder.is_dir():
         raise ValueError(f"scratch_dir {folder} is no folder: make it, or name another.")
     free = shutil.disk_usage(folder).free
-    if free < expected.scratch:
+    if free < size:
         raise ValueError(
-            f"{folder} has {free / 1e9:.1f} GB free, and captured tensors take {expected.scratch / 1e9:.1f} GB at "
-            "once: free some, name another scratch_dir, or let them come in more passes (a smaller scratch_gb)."
+            f"{folder} has {free / 1e9:.1f} GB free, and captured tensors take {size / 1e9:.1f} GB at once: free "
+            "some, name another scratch_dir, or let them come in more passes (a smaller scratch_gb)."
         )
-
-
-def refuse_to_overwrite(out: Path, recipe: FitRecipe) -> None:
-    """Make sure that nothing is lost: an adapter, or fitted layers.
-
-    Raises:
-        ValueError: something is there, and neither ``resume`` nor ``overwrite`` is asked for.
-    """
-    if out.exists() and not out.is_dir():
-        raise ValueError(f"output_dir {out} is a file; name a folder.")
-    if recipe.resume:
-        return
-    if (out / WEIGHTS_FILE).exists() and not recipe.overwrite:
-        raise ValueError(f"{out} already holds an adapter: choose another output_dir, or pass --overwrite.")
-    if any((out / LAYERS).glob("*.safetensors")):
-        if not recipe.overwrite:
-            raise ValueError(f"{out} holds fitted layers: pass --resume to use them, or --overwrite.")
-        shutil.rmtree(out / LAYERS)
 
 
 def fingerprint(recipe: FitRecipe, texts: Sequence[Texts], commit: str | None) -> str:
@@ -87,19 +70,8 @@ def fingerprint(recipe: FitRecipe, texts: Sequence[Texts], commit: str | None) -
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
-def layers_at_hand(layers: Iterable[int], recipe: FitRecipe, made_from: str) -> dict[int, LayerFit]:
-    """Layers that are fitted already, by number: those of this recipe, of these texts and of this model."""
-    kept = {layer: load_layer(layer_file(recipe, layer), made_from) for layer in layers}
-    return {layer: found for layer, found in kept.items() if found is not None}
-
-
 def seconds_before(folder: Path) -> float:
     """What it took to fit the layers that are used again, as far as it is known."""
     results = load_results(folder)
     seconds: Any = None if results is None else results.training.get("seconds")
     return float(seconds) if is_number(seconds) else 0.0
-
-
-def layer_file(recipe: FitRecipe, layer: int) -> Path:
-    """Where a fitted layer is kept."""
-    return Path(recipe.output_dir) / LAYERS / f"{layer}.safetensors"

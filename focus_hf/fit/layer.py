@@ -14,13 +14,11 @@ from torch import Tensor
 from ..attention import Pattern
 from ..files import write_atomically
 from ..routing.cells import CellRouter, key_groups
-from .cells import cells_of_keys, sums_by_cell
 from .clusters import cluster_keys
 from .curves import HeadCurves, measure
-from .importance import DenseRows, HeadWindow
+from .importance import LayerWindow, cell_importance
 from .query_router import train_query_router
 from .recipe import FitRecipe
-from .store import LayerWindow
 
 
 @dataclass(frozen=True)
@@ -40,63 +38,32 @@ class LayerFit:
 def fit_layer(
     read: Callable[[int], LayerWindow], fit_on: Sequence[int], measure_on: Sequence[int], recipe: FitRecipe, seed: int
 ) -> LayerFit:
-    """Fit one layer.
-
-    Args:
-        read: gives a window by its number.
-        fit_on: numbers of the windows to fit to.
-        measure_on: numbers of those that curves are measured on.
-        recipe: how.
-        seed: of this layer.
-    """
-    generator = torch.Generator().manual_seed(seed)
+    """Fit one layer to some windows, and measure its curves on others; ``read`` gives a window by its number."""
+    generator, pattern = torch.Generator().manual_seed(seed), recipe.focus_config().pattern
     windows = [read(number) for number in fit_on]
     keys = torch.cat([window.plain_keys for window in windows], dim=1)
-    projection, centroids, balance = cluster_keys(keys, recipe.num_groups, recipe.group_dim, generator)
+    router = cluster_keys(keys, recipe.num_groups, recipe.group_dim, generator)
     del keys
-    pattern = recipe.focus_config().pattern
-    importance = torch.cat([_importance(window, projection, centroids, balance, pattern) for window in windows], dim=1)
+    importance = torch.cat([_importance(window, router, pattern) for window in windows], dim=1)
     queries = torch.cat([_side_by_side(window) for window in windows], dim=1)
-    found = train_query_router(queries, importance, projection, centroids, recipe.steps, generator)
-    projection, centroids, balance = (tensor.half().float() for tensor in (projection, centroids, balance))
-    queries_by, bands, bias = (tensor.half().float() for tensor in (found.projection, found.bands, found.bias))
-    router = CellRouter(projection, centroids, balance, queries_by, bands, bias, torch.zeros(len(projection)))
+    router = train_query_router(router, queries, importance, recipe.steps, generator)
     return LayerFit(router, measure(map(read, measure_on), router, pattern))
 
 
 def _side_by_side(window: LayerWindow) -> Tensor:
     """The ``r`` queries of each key/value head side by side: ``(n, R, r D)``."""
-    return window.queries.unflatten(0, (window.num_heads, -1)).transpose(1, 2).flatten(-2)
+    return window.queries.unflatten(0, (len(window.keys), -1)).transpose(1, 2).flatten(-2)
 
 
-def _importance(
-    window: LayerWindow, projection: Tensor, centroids: Tensor, balance: Tensor, pattern: Pattern
-) -> Tensor:
+def _importance(window: LayerWindow, router: CellRouter, pattern: Pattern) -> Tensor:
     """How much each cell, and "near", matters to each kept query of a window: ``(n, R, K * bands + 1)``."""
-    nothing = projection.new_zeros(len(projection))
-    router = CellRouter(projection, centroids, balance, nothing, nothing, nothing, nothing)
-    groups = key_groups(window.plain_keys[None], router)[0]
-    heads = zip((window.head(number) for number in range(window.num_heads)), groups, strict=True)
-    return torch.stack([cell_importance(head, of_head, pattern, centroids.shape[1]) for head, of_head in heads])
-
-
-def cell_importance(window: HeadWindow, groups: Tensor, pattern: Pattern, num_groups: int) -> Tensor:
-    """``sum_j p_j |e_j|`` over the keys of each cell and over query heads: ``(R, K * bands + 1)``."""
-    found = []
-    for rows in map(DenseRows.of, window.parts()):
-        cells = cells_of_keys(groups[: rows.length], rows.positions, pattern, num_groups)
-        found.append(sums_by_cell(rows.effects.abs().sum(dim=0), cells, num_groups * pattern.num_bands + 1))
-    return torch.cat(found)
+    heads = zip(window.heads(), key_groups(window.plain_keys[None], router)[0], strict=True)
+    num_groups = router.centroids.shape[1]
+    return torch.stack([cell_importance(head, groups, pattern, num_groups) for head, groups in heads])
 
 
 def save_layer(fit: LayerFit, path: Path, made_from: str) -> None:
-    """Write a fitted layer.
-
-    Args:
-        fit: the layer.
-        path: of the file.
-        made_from: what stands for the text, the model and the recipe.
-    """
+    """Write a fitted layer, and what stands for the text, the model and the recipe that it was made from."""
     tensors = {f"router.{name}": tensor for name, tensor in fit.router.tensors().items()}
     tensors |= {f"curves.{name}": tensor for name, tensor in vars(fit.curves).items()}
     write_atomically(path, save(tensors, metadata={"made_from": made_from}))

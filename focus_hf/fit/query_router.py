@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import replace
 
 import torch
 from torch import Tensor
+
+from ..routing.cells import CellRouter
 
 _BATCH = 1024
 _LEARNING_RATE = 0.01
@@ -15,76 +17,63 @@ _LEARNING_RATE = 0.01
 _WARMUP = 20
 
 
-@dataclass(frozen=True)
-class QueryRouter:
-    """The part of a `CellRouter` that judges queries, of ``n`` heads, float32.
-
-    Args:
-        projection: ``Q``, ``(n, d_g, r D)``.
-        bands: ``U`` and ``u``, ``(n, bands + 1, r D)``.
-        bias: ``beta`` and ``a``, ``(n, K * bands + 1)``.
-    """
-
-    projection: Tensor
-    bands: Tensor
-    bias: Tensor
-
-    def scores(self, queries: Tensor, centroids: Tensor) -> Tensor:
-        """``(n, N, r D)`` to scores of every cell and, last, of "near": ``(n, N, K * bands + 1)``."""
-        by_group = torch.matmul(torch.matmul(queries, self.projection.transpose(1, 2)), centroids.transpose(1, 2))
-        by_band = torch.matmul(queries, self.bands.transpose(1, 2))
-        cells = (by_group[..., None] + by_band[..., None, :-1]).flatten(-2)
-        return torch.cat([cells, by_band[..., -1:]], dim=-1) + self.bias[:, None]
-
-
 def train_query_router(
-    queries: Tensor,
-    importance: Tensor,
-    key_projection: Tensor,
-    centroids: Tensor,
-    steps: int,
-    generator: torch.Generator,
-) -> QueryRouter:
-    """Fit several heads by cross-entropy, centroids as they are.
+    router: CellRouter, queries: Tensor, importance: Tensor, steps: int, generator: torch.Generator
+) -> CellRouter:
+    """Fit what judges queries, of several heads, by cross-entropy; centroids stay as they are.
 
     A query weighs the more, up to a limit, the more there is for it that is not near: those that need nothing far away
     teach little, and no few decide alone. Queries start from their product with the centroids.
 
     Args:
+        router: that groups keys.
         queries: rotated, the ``r`` of a key/value head side by side, float32 ``(n, N, r D)``.
         importance: of each cell and of "near" to each query, ``(n, N, K * bands + 1)``.
-        key_projection: ``A``, ``(n, d_g, D)``.
-        centroids: ``C``, ``(n, K, d_g)``.
         steps: of Adam, with cosine decay.
         generator: of the batches.
+
+    Returns:
+        The router with the rest of its tensors, float32 numbers that float16 holds.
     """
     mean = queries.mean(dim=1, keepdim=True)
     spread = (queries - mean).square().mean(dim=(1, 2), keepdim=True).sqrt().clamp(min=1e-9)
     queries = (queries - mean) / spread
     targets = _weighted(importance)
-    per_key_head = queries.shape[-1] // key_projection.shape[-1]
-    start = key_projection.repeat(1, 1, per_key_head) * (0.3 * spread / per_key_head)
+    per_key_head = queries.shape[-1] // router.key_projection.shape[-1]
     bias = (targets.mean(dim=1) + 1e-6).log()
-    bands = targets.shape[-1] // centroids.shape[1]
-    router = QueryRouter(
-        start.requires_grad_(),
-        queries.new_zeros(len(queries), bands + 1, queries.shape[-1], requires_grad=True),
-        (bias - bias.logsumexp(dim=-1, keepdim=True)).requires_grad_(),
-    )
-    optimizer = torch.optim.Adam([router.projection, router.bands, router.bias], _LEARNING_RATE, betas=(0.9, 0.98))
+    bands = targets.shape[-1] // router.centroids.shape[1]
+    learnt = [
+        router.key_projection.repeat(1, 1, per_key_head) * (0.3 * spread / per_key_head),
+        queries.new_zeros(len(queries), bands + 1, queries.shape[-1]),
+        bias - bias.logsumexp(dim=-1, keepdim=True),
+    ]
+    optimizer = torch.optim.Adam([p.requires_grad_() for p in learnt], _LEARNING_RATE, betas=(0.9, 0.98))
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min(1, (step + 1) / _WARMUP) * 0.5 * (1 + math.cos(math.pi * step / steps))
     )
     with torch.enable_grad():
         for _ in range(steps):
             some = torch.randint(queries.shape[1], (min(_BATCH, queries.shape[1]),), generator=generator)
-            scores, wanted = router.scores(queries[:, some], centroids), targets[:, some]
+            scores, wanted = _scores(queries[:, some], router.centroids, *learnt), targets[:, some]
             loss = wanted.sum(dim=-1) * scores.logsumexp(dim=-1) - (wanted * scores).sum(dim=-1)
             optimizer.zero_grad()
             loss.mean(dim=1).sum().backward()
             optimizer.step()
             schedule.step()
-    return _unscaled(router, mean, spread, centroids)
+    # The same scores from queries as they are, their mean folded into the bias.
+    projection, of_bands, bias = (p.detach() for p in learnt)
+    projection, of_bands = projection / spread, of_bands / spread
+    at_mean = _scores(mean, router.centroids, projection, of_bands, bias)[:, 0] - bias
+    projection, of_bands, bias = (each.half().float() for each in (projection, of_bands, bias - at_mean))
+    return replace(router, query_projection=projection, band_projection=of_bands, cell_bias=bias)
+
+
+def _scores(queries: Tensor, centroids: Tensor, projection: Tensor, bands: Tensor, bias: Tensor) -> Tensor:
+    """What `cell_log_shares` takes the softmax of, from ``(n, N, r D)``: ``(n, N, K * bands + 1)``, "near" last."""
+    by_group = torch.matmul(torch.matmul(queries, projection.transpose(1, 2)), centroids.transpose(1, 2))
+    by_band = torch.matmul(queries, bands.transpose(1, 2))
+    cells = (by_group[..., None] + by_band[..., None, :-1]).flatten(-2)
+    return torch.cat([cells, by_band[..., -1:]], dim=-1) + bias[:, None]
 
 
 def _weighted(importance: Tensor) -> Tensor:
@@ -93,11 +82,3 @@ def _weighted(importance: Tensor) -> Tensor:
     far = total - importance[..., -1:]
     targets = importance / total * (far / (far + far.mean(dim=1, keepdim=True)).clamp(min=1e-30))
     return targets / targets.sum(dim=(1, 2), keepdim=True).clamp(min=1e-30) * targets.shape[1]
-
-
-@torch.no_grad()
-def _unscaled(router: QueryRouter, mean: Tensor, spread: Tensor, centroids: Tensor) -> QueryRouter:
-    """The same scores from queries as they are, their mean folded into the bias."""
-    found = QueryRouter(router.projection / spread, router.bands / spread, router.bias)
-    at_mean = found.scores(mean, centroids)[:, 0] - found.bias
-    return QueryRouter(found.projection, found.bands, found.bias - at_mean)

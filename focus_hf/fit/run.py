@@ -10,13 +10,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+from peft import get_peft_model
 from rich.progress import Progress
 from torch import Tensor, nn
 from transformers import AutoTokenizer, set_seed
 
+from ..adapter import focus_layers
 from ..adapter.config import FocusConfig
 from ..adapter.discovery import numbered
 from ..adapter.placement import check_placement, load_base
+from ..adapter.save import save_adapter
 from ..adapter.targets import find_targets
 from ..commits import commit_of
 from ..evaluate.checks import check_length, check_tokenizer, check_vocabulary
@@ -26,27 +30,14 @@ from ..machine import measured_with
 from ..records import Results
 from ..routing.cells import CellRouter
 from ..texts import Texts, hash_of
-from .adapter import save_routers
-from .capture import capture
+from .capture import capture, read
 from .curves import HeadCurves, joined
-from .dial import DialPoint, dial, pairs_curves
-from .estimate import Shapes, layers_at_once, needs
-from .kept import (
-    DECIDE,
-    check_scratch,
-    check_writable,
-    fingerprint,
-    layer_file,
-    layers_at_hand,
-    refuse_to_overwrite,
-    seconds_before,
-)
-from .layer import LayerFit, fit_layer, save_layer
-from .offsets import offsets
+from .dial import DialPoint, dial, nearest, offsets, pairs_curves
+from .estimate import Shapes, needs
+from .kept import DECIDE, LAYERS, check_scratch, fingerprint, prepare_folder, seconds_before
+from .layer import LayerFit, fit_layer, load_layer, save_layer
 from .recipe import FitRecipe
-from .store import read
 from .windows import spread_windows
-from .words import beforehand
 
 #: Shares of pairs at which the dial is told.
 SHARES = (0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5)
@@ -89,9 +80,7 @@ def fit(
         ValueError: bad input; says which and what to do.
         OSError: the captured tensors or the adapter cannot be written.
     """
-    out, started = Path(recipe.output_dir), time.monotonic()
-    refuse_to_overwrite(out, recipe)
-    check_writable(out)
+    out, started = prepare_folder(recipe), time.monotonic()
     check_placement(device_map=recipe.device_map, dtype=recipe.dtype)
     set_seed(recipe.seed)
     say("reading text")
@@ -109,43 +98,42 @@ def fit(
     config = recipe.focus_config(revision=commit, tokenizer_revision=tokenizer_commit, pairs=recipe.pairs)
     targets = _numbered_targets(model, config)
     made_from = fingerprint(recipe, texts, commit)
-    fitted = layers_at_hand(targets, recipe, made_from) if recipe.resume else {}
+    fitted: dict[int, LayerFit] = {}
     if recipe.resume:
+        fitted = {n: found for n in targets if (found := load_layer(_file(out, n), made_from)) is not None}
         say(f"{len(fitted)} of {len(targets)} layers are fitted already")
     missing = {layer: module for layer, module in targets.items() if layer not in fitted}
-    shapes = Shapes.of(model.config.get_text_config(), len(missing), sum(p.numel() for p in model.parameters()))
     if missing:
+        shapes = Shapes.of(model.config.get_text_config(), len(missing), sum(p.numel() for p in model.parameters()))
         expected = needs(shapes, recipe, next(model.parameters()).element_size())
-        check_scratch(expected, recipe)
-        say(beforehand(expected, expected.seconds(rate)))
-    shown = Progress(disable=True) if progress is None else progress
-    fitted |= dict(_fit_layers(model, missing, windows, recipe, made_from, shown, shapes))
+        check_scratch(expected.scratch, recipe)
+        say(expected.in_words(rate))
+        shown = Progress(disable=True) if progress is None else progress
+        fitted |= dict(_fit_layers(model, missing, windows, recipe, made_from, expected.at_once, shown))
 
-    routers, curves = compare_heads(fitted)
+    router_of, curves = compare_heads(fitted)
     config.pairs_curves = pairs_curves(curves)
-    told = {length: dial(curves, length, SHARES) for length in _lengths(recipe)}
-    config.threshold = _threshold(told, recipe.pairs, config.threshold)
-    routed, folder = save_routers(model, config, routers, out)
+    longest = max(recipe.lengths).bit_length() - 1
+    told = {1 << power: dial(curves, 1 << power, SHARES) for power in range(min(10, longest), longest + 1)}
+    if point := nearest(told[1 << longest], recipe.pairs):
+        config.threshold = round(point.threshold, 3)
+    routed = get_peft_model(model, config)
+    for layer in focus_layers(routed):
+        tensors = router_of[layer.layer_idx].tensors().values()  # in the order in which the configuration names them
+        for name, tensor in zip(config.tensor_shapes(), tensors, strict=True):
+            getattr(layer, name)["default"].data.copy_(tensor)
+    folder = save_adapter(routed, out, dtype=torch.float16)
     seconds = time.monotonic() - started + (seconds_before(out) if len(missing) < len(targets) else 0.0)
     results = Results(measured_with=measured_with(), training=_facts(recipe, texts, seconds))
     replace_sample(take_sample(routed, windows[0]), folder)
     write_records(results, folder)
     on_saved(folder)
-    return FitResult(folder, results, told, (len(targets), _layers_of(model, len(targets))))
+    all_layers = int(getattr(model.config.get_text_config(), "num_hidden_layers", len(targets)))
+    return FitResult(folder, results, told, (len(targets), all_layers))
 
 
-def compare_heads(fitted: Mapping[int, LayerFit]) -> tuple[dict[int, CellRouter], HeadCurves]:
-    """Routers with offsets, and the curves of all heads as functions of the one threshold.
-
-    Args:
-        fitted: by layer.
-    """
-    layers = sorted(fitted)
-    curves = joined(fitted[layer].curves for layer in layers)
-    found = offsets(curves)
-    parts = found.split([len(fitted[layer].router.offset) for layer in layers])
-    routers = {layer: replace(fitted[layer].router, offset=part) for layer, part in zip(layers, parts, strict=True)}
-    return routers, curves.shifted(found)
+def _file(out: Path, layer: int) -> Path:
+    return out / LAYERS / f"{layer}.safetensors"
 
 
 def _rate(model: Any, ids: Tensor) -> float:
@@ -156,21 +144,14 @@ def _rate(model: Any, ids: Tensor) -> float:
     return 2.0 * sum(p.numel() for p in model.parameters()) * min(len(ids), 256) / max(seconds, 1e-3)
 
 
-def _lengths(recipe: FitRecipe) -> list[int]:
-    """Lengths at which the dial is told: powers of two, up to the longest windows."""
-    longest = max(recipe.lengths).bit_length() - 1
-    return [1 << power for power in range(min(10, longest), longest + 1)]
-
-
-def _threshold(told: Mapping[int, Sequence[DialPoint]], share: float, otherwise: float) -> float:
-    """The plain dial that attends to a share of the pairs in the longest windows, or nearly."""
-    points = told[max(told)]
-    nearest = min(points, key=lambda point: abs(point.pairs - share), default=None)
-    return otherwise if nearest is None else round(nearest.threshold, 3)
-
-
-def _layers_of(model: Any, otherwise: int) -> int:
-    return int(getattr(model.config.get_text_config(), "num_hidden_layers", otherwise))
+def compare_heads(fitted: Mapping[int, LayerFit]) -> tuple[dict[int, CellRouter], HeadCurves]:
+    """Routers with offsets, and the curves of all heads as functions of the one threshold."""
+    layers = sorted(fitted)
+    curves = joined(fitted[layer].curves for layer in layers)
+    found = offsets(curves)
+    parts = found.split([len(fitted[layer].router.offset) for layer in layers])
+    routers = {layer: replace(fitted[layer].router, offset=part) for layer, part in zip(layers, parts, strict=True)}
+    return routers, curves.shifted(found)
 
 
 def _numbered_targets(model: Any, config: FocusConfig) -> dict[int, Any]:
@@ -194,28 +175,16 @@ def _fit_layers(
     windows: Sequence[Tensor],
     recipe: FitRecipe,
     made_from: str,
+    at_once: int,
     progress: Progress,
-    shapes: Shapes,
 ) -> Iterator[tuple[int, LayerFit]]:
-    """Fit layers and keep each; as many are captured at once as there is room for.
-
-    Args:
-        model: the base model.
-        targets: attention modules to fit, by number.
-        windows: to look at; the last ones are those of the dial.
-        recipe: how.
-        made_from: see `focus_hf.fit.kept.fingerprint`.
-        progress: shows how far it is.
-        shapes: of the model.
-    """
-    count = layers_at_once(
-        sum(shapes.bytes_of_window(len(ids), recipe.rows) for ids in windows), recipe.scratch_gb, len(targets)
-    )
-    passes = list(_passes(sorted(targets), count))
+    """Fit layers by number and keep each; so many are captured together."""
+    numbers = sorted(targets)
+    # The later ones first, since the backward pass meets them first.
+    passes = [numbers[max(0, end - at_once) : end] for end in range(len(numbers), 0, -at_once)]
     seen = progress.add_task("running windows of text", total=len(passes) * len(windows))
     done = progress.add_task("fitting layers", total=len(targets))
-    numbers = list(range(len(windows)))
-    fit_on, measure_on = numbers[: sum(recipe.windows)], numbers[sum(recipe.windows) :]
+    fit_on, measure_on = range(sum(recipe.windows)), range(sum(recipe.windows), len(windows))
     for layers in passes:
         with tempfile.TemporaryDirectory(prefix="focus-fit-", dir=recipe.scratch_dir) as scratch:
             folder = Path(scratch)
@@ -231,29 +200,21 @@ def _fit_layers(
             )
             for layer in layers:
                 found = fit_layer(partial(read, folder, layer=layer), fit_on, measure_on, recipe, recipe.seed + layer)
-                save_layer(found, layer_file(recipe, layer), made_from)
+                save_layer(found, _file(Path(recipe.output_dir), layer), made_from)
                 progress.update(done, advance=1, description=f"fitting layers (layer {layer})")
                 yield layer, found
 
 
-def _passes(layers: Sequence[int], count: int) -> Iterator[list[int]]:
-    """So many layers at once; the later ones first, since the backward pass meets them first."""
-    for end in range(len(layers), 0, -count):
-        yield list(layers[max(0, end - count) : end])
-
-
 def _facts(recipe: FitRecipe, texts: Sequence[Texts], seconds: float) -> dict[str, Any]:
     """What a card says about how the adapter was made."""
-    files = {"data": ", ".join(text.name for text in texts), "data revision": texts[0].revision}
-    if recipe.train_file:
-        files["data revision"] = hash_of(recipe.train_file)
 
     def told(counts: Sequence[int]) -> str:
         pairs = zip(counts, recipe.seq_len, strict=True)
         return " and ".join(f"{count} of {length:,} tokens" for count, length in pairs)
 
     return {
-        **files,
+        "data": ", ".join(text.name for text in texts),
+        "data revision": hash_of(recipe.train_file) if recipe.train_file else texts[0].revision,
         "method": "fitted to the base model's attention, head by head",
         "windows": told(recipe.windows),
         "windows for the dial": told(recipe.dial_windows),

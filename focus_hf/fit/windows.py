@@ -36,11 +36,11 @@ def spread_windows(texts: Sequence[Texts], tokenizer: Any, lengths: Sequence[int
     windows: dict[int, Tensor] = {}
     for number, text in enumerate(texts):
         mine = range(number, len(lengths), len(texts))
-        shuffled = [mine[place] for place in torch.randperm(len(mine), generator=generator).tolist()]
         whole = "\n\n".join(text.documents)
         share = len(whole) / max(1, sum(lengths[window] for window in mine))
         start = 0.0
-        for window in shuffled:
+        for place in torch.randperm(len(mine), generator=generator).tolist():
+            window = mine[place]
             end = start + share * lengths[window]
             windows[window] = _beginning(whole[int(start) : int(end)], tokenizer, lengths[window], text, len(mine))
             start = end

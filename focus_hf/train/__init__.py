@@ -1,6 +1,5 @@
 """Train centroids and balance their groups."""
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ..texts import Texts, TextSource, tokenize_windows
@@ -8,23 +7,10 @@ from .recipe import TrainRecipe
 
 if TYPE_CHECKING:
     from .calibration import calibrate, largest_groups
+    from .callbacks import RichProgress, RoutingMonitor, RoutingSchedule, TrainingDiverged
     from .checkpoints import last_checkpoint
-    from .data import WindowDataset
-    from .monitor import RoutingMonitor, TrainingDiverged
-    from .progress import RichProgress
     from .run import TrainResult, train
-    from .schedule import RoutingSchedule
-
-#: What needs torch and PEFT, by module: the command line shows a recipe's flags without.
-_WHEN_ASKED = {
-    "calibration": ("calibrate", "largest_groups"),
-    "checkpoints": ("last_checkpoint",),
-    "data": ("WindowDataset",),
-    "monitor": ("RoutingMonitor", "TrainingDiverged"),
-    "progress": ("RichProgress",),
-    "run": ("TrainResult", "train"),
-    "schedule": ("RoutingSchedule",),
-}
+    from .trainer import WindowDataset
 
 __all__ = [
     "RichProgress",
@@ -45,7 +31,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    for module, names in _WHEN_ASKED.items():
-        if name in names:
-            return getattr(import_module(f".{module}", __name__), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    """What needs torch and PEFT is imported when it is asked for: the command line shows a recipe's flags without."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from . import calibration, callbacks, checkpoints, run, trainer
+
+    modules = (calibration, callbacks, checkpoints, run, trainer)
+    return next(getattr(module, name) for module in modules if hasattr(module, name))

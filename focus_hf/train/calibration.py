@@ -46,7 +46,13 @@ def calibrate(model: nn.Module, batches: Iterable[Tensor], rounds: int = 3) -> d
     batches = list(batches)
     if not batches:
         raise ValueError("calibrate() needs at least one batch of token ids, got none.")
-    _scale(model, batches)
+    sharpness = focus_layers(model)[0].routing_config.training_sharpness
+    if sharpness is not None:  # the spread that training's softmax saw
+        for layer, scores in _collect_scores(model, batches).items():
+            factor = sharpness / routing.score_spread(scores[None]).item()
+            for kind in (layer.focus_centroids, layer.focus_balance):
+                parameter = kind[str(layer.routing_adapter)]
+                ranks.assign(parameter, ranks.whole(parameter) * factor)
     for _ in range(rounds):
         for layer, scores in _collect_scores(model, batches).items():
             parameter = layer.focus_balance[str(layer.routing_adapter)]
@@ -56,28 +62,15 @@ def calibrate(model: nn.Module, batches: Iterable[Tensor], rounds: int = 3) -> d
     return largest_groups(model, batches)
 
 
-def _scale(model: nn.Module, batches: list[Tensor]) -> None:
-    """Give every layer's scores the spread that its training's softmax saw."""
-    sharpness = focus_layers(model)[0].routing_config.training_sharpness
-    if sharpness is None:
-        return
-    for layer, scores in _collect_scores(model, batches).items():
-        factor = sharpness / routing.score_spread(scores[None]).item()
-        for kind in (layer.focus_centroids, layer.focus_balance):
-            parameter = kind[str(layer.routing_adapter)]
-            ranks.assign(parameter, ranks.whole(parameter) * factor)
-
-
 @torch.no_grad()
 def largest_groups(model: nn.Module, batches: Iterable[Tensor]) -> dict[str, float]:
     """Share of memberships held by the largest group of every layer (or head that routes by itself), by name."""
     counts: dict[Router, Tensor] = {}
 
     def count(router: Router, scores: Tensor, memberships: Tensor) -> None:
-        members = memberships.flatten(0, 1).sum(dim=0).double()
-        counts[router] = counts[router] + members if router in counts else members
+        counts[router] = counts.get(router, 0) + memberships.flatten(0, 1).sum(dim=0).double()
 
-    _read(model, list(batches), count)
+    _read(model, batches, count)
     return {router.name: float((members / members.sum()).max()) for router, members in counts.items()}
 
 
@@ -92,7 +85,7 @@ def _collect_scores(model: nn.Module, batches: list[Tensor]) -> dict[FocusLayer,
     return {layer: torch.cat(parts) for layer, parts in collected.items()}
 
 
-def _read(model: nn.Module, batches: list[Tensor], observer: Callable[[Any, Tensor, Tensor], None]) -> None:
+def _read(model: nn.Module, batches: Iterable[Tensor], observer: Callable[[Any, Tensor, Tensor], None]) -> None:
     """Run the model in hard mode."""
     was_training = model.training
     device = next(focus_layers(model)[0].parameters()).device

@@ -1,9 +1,8 @@
-"""What a training leaves beside the adapter: its log, its figures, a picture."""
+"""What a training leaves beside the adapter: its log, its figures, the base model if that was trained too."""
 
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +20,10 @@ LOG_FILE = "training_log.json"
 
 
 def training_facts(recipe: TrainRecipe, training: Texts, windows: int, trainer: Any, seconds: float) -> dict[str, Any]:
-    """What a card says about the training.
-
-    Args:
-        recipe: as it was run.
-        training: the text.
-        windows: how many were cut from it.
-        trainer: after training.
-        seconds: that training took.
-    """
+    """What a card says about a training that has ended, on so many windows."""
+    gate = f"hard, sharpness {recipe.sharpness:g}"
+    if recipe.gate != HARD_GATE:
+        gate = f"{recipe.gate}, strength {recipe.gate_start:g} to {recipe.gate_end:g}"
     facts = {
         "data": training.name,
         "data revision": training.revision,
@@ -38,7 +32,7 @@ def training_facts(recipe: TrainRecipe, training: Texts, windows: int, trainer: 
         "optimizer steps": trainer.state.global_step,
         "windows per step": recipe.batch_size * recipe.gradient_accumulation_steps * trainer.args.world_size,
         "learning rate": recipe.learning_rate,
-        "gate": f"hard, sharpness {recipe.sharpness:g}" if recipe.gate == HARD_GATE else _soft_gate(recipe),
+        "gate": gate,
         "weights": "base model frozen" if recipe.weights == "frozen" else "base model trained too",
         "precision": "bf16" if recipe.bf16 else str(next(trainer.model.parameters()).dtype).removeprefix("torch."),
         "seed": recipe.seed,
@@ -48,43 +42,19 @@ def training_facts(recipe: TrainRecipe, training: Texts, windows: int, trainer: 
         "stride": recipe.stride or recipe.seq_len,
         "calibration windows": recipe.calibration_windows,
     }
-    if recipe.distill:
-        facts["distillation"] = f"{recipe.distill:g} of the loss"
-    return facts
-
-
-def _soft_gate(recipe: TrainRecipe) -> str:
-    return f"{recipe.gate}, strength {recipe.gate_start:g} to {recipe.gate_end:g}"
+    return facts | ({"distillation": f"{recipe.distill:g} of the loss"} if recipe.distill else {})
 
 
 def start_records(
     model: Any, recipe: TrainRecipe, sample: TokenSample, log: list[dict[str, Any]], folder: Path
 ) -> None:
-    """Write what is known as soon as the adapter is saved, and remove what was said of the one before it.
-
-    Args:
-        model: as trained; its base is written too if it was trained.
-        recipe: as it was run.
-        sample: tokens with their groups.
-        log: the Trainer's.
-        folder: of the adapter.
-    """
-    write_atomically(folder / LOG_FILE, (json.dumps(_finite(log), indent=1) + "\n").encode())
+    """Write what is known as soon as the adapter is saved (the Trainer's log, the base model if it was trained, tokens
+    with their groups), and remove what was said of the one before it."""
+    finite = json.loads(json.dumps(log), parse_constant=lambda name: None)  # JSON has no NaN
+    write_atomically(folder / LOG_FILE, (json.dumps(finite, indent=1) + "\n").encode())
     if recipe.weights == "trained":
         save_base(model, folder / "base", recipe.tokenizer or recipe.model)
-        _point_to_base(folder)
+        config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
+        config["base_model_name_or_path"] = str((folder / "base").resolve())  # it belongs to these weights now
+        write_atomically(folder / CONFIG_FILE, (json.dumps(config, indent=2, sort_keys=True) + "\n").encode())
     replace_sample(sample, folder)
-
-
-def _point_to_base(folder: Path) -> None:
-    """The adapter of a model whose weights changed belongs to those weights."""
-    config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
-    config["base_model_name_or_path"] = str((folder / "base").resolve())
-    write_atomically(folder / CONFIG_FILE, (json.dumps(config, indent=2, sort_keys=True) + "\n").encode())
-
-
-def _finite(log: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """JSON has no NaN."""
-    return [
-        {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in entry.items()} for entry in log
-    ]

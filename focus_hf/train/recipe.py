@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
-import os
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from ..recipe_values import check_integer, recipe_values
-from ..texts import TextSource
+from ..recipe import Recipe, option
 
 if TYPE_CHECKING:
     from ..adapter import FocusConfig
@@ -17,12 +14,8 @@ if TYPE_CHECKING:
 WEIGHTS = ("frozen", "trained")
 
 
-def _option(help: str, default: Any = dataclasses.MISSING) -> Any:
-    return field(default=default, metadata={"help": help})
-
-
 @dataclass
-class TrainRecipe:
+class TrainRecipe(Recipe):
     """A training run: fields are the flags of ``focus-hf train``, which shows what each is for with ``--help``.
 
     Example:
@@ -35,80 +28,51 @@ class TrainRecipe:
         ValueError: a value is out of range, or a name is unknown.
     """
 
-    model: str = _option("Causal language model: a folder or a Hub id. From scratch, only its configuration is read.")
-    output_dir: str = _option("Becomes the adapter's folder; checkpoints go to 'trainer' inside it.")
-    tokenizer: str | None = _option("Tokenizer; the model's own by default.", None)
-    train_file: list[str] = field(
-        default_factory=list,
-        metadata={"help": "Text file (one document) or .jsonl file (one a line); may be repeated."},
-    )
-    dataset: str | None = _option("A data set instead of files: a name on the Hub, or a folder.", None)
-    subset: str | None = _option("Configuration of the data set.", None)
-    split: str = _option("Split of the data set, such as train[:1%].", "train")
-    revision: str | None = _option("Revision of the data set.", None)
-    column: str = _option("Column (or key of .jsonl lines) that holds the text.", "text")
-    eval_file: list[str] = field(
-        default_factory=list,
-        metadata={"help": "Held-out text files; by default the tail of the training text is held out."},
-    )
-    eval_share: float = _option("Share of the training text that is held out without an eval file.", 0.05)
-    base_model: str | None = _option("Hub id of the base model for the card, if the model is a folder.", None)
-    num_groups: int = _option("Groups per layer (K).", 8)
-    top_k: int = _option("Groups per token at inference (k).", 1)
-    local_window: int = _option("Distance up to which all pairs are attended (w).", 128)
-    sink_tokens: int = _option("First tokens that belong to every group.", 4)
-    dense_below: int = _option("Positions below it attend to everything before them.", 0)
-    group_dim: int = _option("Dimension of the centroids (d_g).", 16)
-    temperature: float = _option("Temperature of the scores (tau).", 0.1)
-    sinkhorn_iterations: int = _option("Rounds of Sinkhorn.", 10)
-    gate: str = _option("Distant pairs in training: hard (as in inference), additive, multiplicative (paper).", "hard")
-    sharpness: float = _option("With the hard gate: spread of the scores that gradients go through.", 2.0)
-    gate_start: float = _option("Strength of a soft gate (lambda) at the first step.", 1.0)
-    gate_end: float = _option("Strength of a soft gate when it is annealed.", 8.0)
-    annealed_at: float = _option("Share of the steps after which a soft gate has its last strength.", 0.7)
-    straight_through: bool = _option("With a soft gate: hard memberships forward, soft gradients.", False)
-    seq_len: int = _option("Tokens per window.", 1024)
-    stride: int | None = _option("Tokens from one window's start to the next; seq_len by default.", None)
-    max_steps: int = _option("Optimizer steps.", 300)
-    batch_size: int = _option("Windows per device and step.", 4)
-    gradient_accumulation_steps: int = _option("Batches per optimizer step.", 1)
-    learning_rate: float = _option("Of the centroids (AdamW, warm-up, cosine decay).", 1e-2)
-    distill: float = _option("Share (0 to 1) of the distance to dense attention's predictions in the loss.", 0.0)
-    warmup_share: float = _option("Share of the steps that warm up.", 0.05)
-    weights: str = _option("'trained' lets the base model's weights learn too.", "frozen")
-    from_scratch: bool = _option("Start from random weights.", False)
-    centroid_steps: int = _option("With trained weights: first steps in which only centroids learn.", 0)
-    base_learning_rate: float = _option("Of the base model's weights.", 1e-4)
-    seed: int = _option("Of everything random.", 0)
-    bf16: bool = _option("Mixed precision.", False)
-    gradient_checkpointing: bool = _option("Compute activations again instead of keeping them.", False)
-    calibration_windows: int = _option("Training windows by which the groups are balanced at the end.", 32)
-    eval_windows: int = _option("Held-out windows to measure on, at most.", 32)
-    eval_steps: int = _option("Measure every so many steps; 0 for never.", 0)
-    save_steps: int = _option("Save a checkpoint every so many steps; 0 for never.", 0)
-    logging_steps: int = _option("Log every so many steps.", 10)
-    early_stopping: int = _option("Stop after so many measurements without improvement; 0 for never.", 0)
-    report_to: str = _option("Where the Trainer reports to: tensorboard, wandb, ...", "none")
-    resume: bool = _option("Continue from the last whole checkpoint.", False)
-    overwrite: bool = _option("Replace an adapter that is in output_dir.", False)
-    device_map: str | None = _option("How accelerate spreads the base model: auto, balanced, ... or a device.", None)
-    dtype: str = _option("Of the base model's weights: auto (its own), float32, bfloat16, float16.", "auto")
-    trainer: dict[str, Any] = field(
-        default_factory=dict, metadata={"help": "Further arguments of transformers.TrainingArguments, as name=value."}
-    )
+    model: str = option("Causal language model: a folder or a Hub id. From scratch, only its configuration is read.")
+    output_dir: str = option("Becomes the adapter's folder; checkpoints go to 'trainer' inside it.")
+    eval_file: list[str] = option("Held-out text files; by default the tail of the training text is held out.", list)
+    eval_share: float = option("Share of the training text that is held out without an eval file.", 0.05)
+    num_groups: int = option("Groups per layer (K).", 8)
+    top_k: int = option("Groups per token at inference (k).", 1)
+    local_window: int = option("Distance up to which all pairs are attended (w).", 128)
+    sink_tokens: int = option("First tokens that belong to every group.", 4)
+    dense_below: int = option("Positions below it attend to everything before them.", 0)
+    group_dim: int = option("Dimension of the centroids (d_g).", 16)
+    temperature: float = option("Temperature of the scores (tau).", 0.1)
+    sinkhorn_iterations: int = option("Rounds of Sinkhorn.", 10)
+    gate: str = option("Distant pairs in training: hard (as in inference), additive, multiplicative (paper).", "hard")
+    sharpness: float = option("With the hard gate: spread of the scores that gradients go through.", 2.0)
+    gate_start: float = option("Strength of a soft gate (lambda) at the first step.", 1.0)
+    gate_end: float = option("Strength of a soft gate when it is annealed.", 8.0)
+    annealed_at: float = option("Share of the steps after which a soft gate has its last strength.", 0.7)
+    straight_through: bool = option("With a soft gate: hard memberships forward, soft gradients.", False)
+    seq_len: int = option("Tokens per window.", 1024, at_least=1)
+    stride: int | None = option("Tokens from one window's start to the next; seq_len by default.", None)
+    max_steps: int = option("Optimizer steps.", 300, at_least=1)
+    batch_size: int = option("Windows per device and step.", 4, at_least=1)
+    gradient_accumulation_steps: int = option("Batches per optimizer step.", 1, at_least=1)
+    learning_rate: float = option("Of the centroids (AdamW, warm-up, cosine decay).", 1e-2)
+    distill: float = option("Share (0 to 1) of the distance to dense attention's predictions in the loss.", 0.0)
+    warmup_share: float = option("Share of the steps that warm up.", 0.05)
+    weights: str = option("'trained' lets the base model's weights learn too.", "frozen")
+    from_scratch: bool = option("Start from random weights.", False)
+    centroid_steps: int = option("With trained weights: first steps in which only centroids learn.", 0, at_least=0)
+    base_learning_rate: float = option("Of the base model's weights.", 1e-4)
+    bf16: bool = option("Mixed precision.", False)
+    calibration_windows: int = option("Training windows by which the groups are balanced at the end.", 32, at_least=1)
+    eval_windows: int = option("Held-out windows to measure on, at most.", 32)
+    eval_steps: int = option("Measure every so many steps; 0 for never.", 0, at_least=0)
+    save_steps: int = option("Save a checkpoint every so many steps; 0 for never.", 0, at_least=0)
+    logging_steps: int = option("Log every so many steps.", 10, at_least=0)
+    early_stopping: int = option("Stop after so many measurements without improvement; 0 for never.", 0, at_least=0)
+    report_to: str = option("Where the Trainer reports to: tensorboard, wandb, ...", "none")
+    resume: bool = option("Continue from the last whole checkpoint.", False)
+    trainer: dict[str, Any] = option("Further arguments of transformers.TrainingArguments, as name=value.", dict)
+
+    hint: ClassVar[str] = "Arguments of transformers' TrainingArguments go under 'trainer'."
 
     def __post_init__(self) -> None:
-        for name in ("train_file", "eval_file"):
-            value = getattr(self, name)
-            setattr(self, name, [value] if isinstance(value, str | os.PathLike) else list(value))
-        self.validate()
-
-    def validate(self) -> None:
-        """Raise `ValueError` for the first value that is out of range."""
-        for name in ("seq_len", "max_steps", "batch_size", "gradient_accumulation_steps", "calibration_windows"):
-            check_integer(name, getattr(self, name), 1)
-        for name in ("eval_steps", "save_steps", "logging_steps", "early_stopping", "centroid_steps"):
-            check_integer(name, getattr(self, name), 0)
+        super().__post_init__()
         for name in ("learning_rate", "base_learning_rate", "gate_start", "gate_end"):
             value = getattr(self, name)
             if not isinstance(value, int | float) or not value > 0:
@@ -130,27 +94,16 @@ class TrainRecipe:
             raise ValueError("device_map spreads weights that are loaded; from_scratch loads none.")
         if self.early_stopping and not self.eval_steps:
             raise ValueError("early_stopping counts evaluations: give eval_steps too.")
-        self.focus_config()
+        # Centroids learn from nothing but pairs of tokens that groups decide about.
+        shortest = max(self.local_window + self.sink_tokens + 2, self.dense_below + 1)
+        if self.weights == "frozen" and self.seq_len < shortest:
+            raise ValueError(
+                f"seq_len is {self.seq_len}, but centroids learn from pairs of tokens that groups decide about, and "
+                f"there are none: local_window is {self.local_window}, sink_tokens is {self.sink_tokens} and "
+                f"dense_below is {self.dense_below}. Use a seq_len of at least {shortest}, better several times that, "
+                "or smaller values of these."
+            )
 
-    def focus_config(self) -> FocusConfig:
-        """The adapter's configuration."""
-        from ..adapter import FocusConfig  # registers with PEFT, which takes seconds to import
-
-        names = {f.name for f in dataclasses.fields(FocusConfig)} & {f.name for f in dataclasses.fields(self)}
-        values = {name: getattr(self, name) for name in names - {"revision"}}
-        return FocusConfig(gate_strength=self.gate_end, task_type="CAUSAL_LM", **values)
-
-    def training_source(self) -> TextSource:
-        return TextSource(tuple(self.train_file), self.dataset, self.subset, self.split, self.revision, self.column)
-
-    @classmethod
-    def from_values(cls, file: str | os.PathLike[str] | None, given: dict[str, Any]) -> TrainRecipe:
-        """A YAML file's values, and over them those given otherwise (flags).
-
-        Another text than the file's replaces everything that the file says about where its text is.
-
-        Raises:
-            ValueError: the file is not a mapping of known names, or model or output_dir is missing.
-        """
-        hint = "Arguments of transformers' TrainingArguments go under 'trainer'."
-        return cls(**recipe_values(cls, file, given, hint))
+    def focus_config(self, **values: Any) -> FocusConfig:
+        """The adapter's configuration: what the recipe says, and over it ``values``."""
+        return super().focus_config(**{"gate_strength": self.gate_end, **values})

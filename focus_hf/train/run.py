@@ -26,12 +26,10 @@ from ..evaluate.leave import write_records
 from ..evaluate.sample import take_sample
 from ..machine import measured_with
 from ..records import Evaluation, Results
-from ..records.adapter_files import WEIGHTS_FILE
 from ..texts import Texts, TextSource, cut
 from .calibration import calibrate, calibration_sample
-from .checkpoints import last_checkpoint, load_base_weights
-from .data import check_reach
-from .monitor import TrainingDiverged
+from .callbacks import TrainingDiverged
+from .checkpoints import last_checkpoint, load_base_weights, step_of
 from .outcome import start_records, training_facts
 from .recipe import TrainRecipe
 from .trainer import make_trainer
@@ -81,17 +79,21 @@ def train(
         TrainingDiverged: the loss became NaN. The last good checkpoint stays, and the adapter as it was before that
             step is in ``trainer/last_good`` of the output folder.
     """
-    out = Path(recipe.output_dir)
-    _refuse_to_overwrite(out, recipe)
-    _check_placement(recipe)
+    out = recipe.check_output_dir()
+    if last_checkpoint(out / "trainer") is not None and not (recipe.resume or recipe.overwrite):
+        raise ValueError(f"{out} holds checkpoints of a training: pass --resume to continue it, or --overwrite.")
+    check_placement(device_map=recipe.device_map, dtype=recipe.dtype)
+    if recipe.device_map is not None and _processes() > 1:
+        raise ValueError(
+            f"device_map={recipe.device_map!r} spreads the model of one process, and there are several: leave it out, "
+            "or start without accelerate launch."
+        )
     set_seed(recipe.seed)
     say("reading text")
     training, held_out = _texts(recipe)
     commit, tokenizer_commit = commit_of(recipe.model), commit_of(recipe.tokenizer or recipe.model)
     model, tokenizer = _load(recipe, commit, tokenizer_commit)
     check_length(recipe.seq_len, model.config)
-    if recipe.weights == "frozen":
-        check_reach(recipe.seq_len, recipe.focus_config())
     windows = _windows(training, tokenizer, recipe, recipe.stride)
     validation = _windows(held_out, tokenizer, recipe, None)[: recipe.eval_windows]
     for text, some in ((training, windows), (held_out, validation)):
@@ -99,17 +101,17 @@ def train(
     if not recipe.from_scratch:
         check_tokenizer(model, windows)
 
-    config = recipe.focus_config()
-    config.revision = commit if recipe.weights == "frozen" else None
-    config.tokenizer_revision = tokenizer_commit if recipe.weights == "frozen" else None
-    model = get_peft_model(model, config)
+    pins = {"revision": commit, "tokenizer_revision": tokenizer_commit} if recipe.weights == "frozen" else {}
+    model = get_peft_model(model, recipe.focus_config(**pins))
     if recipe.weights == "trained":
-        _unfreeze_base(model)
+        for name, parameter in model.named_parameters():
+            if "focus_" not in name:
+                parameter.requires_grad_(True)
     trainer, monitor = make_trainer(model, recipe, windows, validation, callbacks)
     checkpoint = last_checkpoint(out / "trainer") if recipe.resume else None
     if checkpoint is not None and recipe.weights == "trained":
         load_base_weights(model, checkpoint)
-    say("training" if checkpoint is None else f"training, from step {_step_of(checkpoint)}")
+    say("training" if checkpoint is None else f"training, from step {step_of(checkpoint)}")
     if recipe.overwrite and not recipe.resume and trainer.is_world_process_zero():
         for old in (out / "trainer").glob("checkpoint-*"):
             shutil.rmtree(old)  # or a later --resume would take up the training that was overwritten
@@ -119,7 +121,10 @@ def train(
     seconds = time.monotonic() - started
     main = trainer.is_world_process_zero()
     if monitor.diverged_at is not None:
-        _keep_last_good(model, out, main)
+        try:
+            save_adapter(model, out / "trainer" / "last_good", write=main)
+        except OSError as error:
+            raise TrainingDiverged(f"Training diverged, and the adapter could not be saved: {error}") from None
         monitor.raise_if_diverged()
 
     model.eval()
@@ -148,42 +153,22 @@ def train(
     return TrainResult(folder, results, log)
 
 
-def _refuse_to_overwrite(out: Path, recipe: TrainRecipe) -> None:
-    if out.exists() and not out.is_dir():
-        raise ValueError(f"output_dir {out} is a file; name a folder.")
-    if recipe.resume or recipe.overwrite:
-        return
-    if (out / WEIGHTS_FILE).exists():
-        raise ValueError(f"{out} already holds an adapter: choose another output_dir, or pass --overwrite.")
-    if last_checkpoint(out / "trainer") is not None:
-        raise ValueError(f"{out} holds checkpoints of a training: pass --resume to continue it, or --overwrite.")
+def _processes() -> int:
+    return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def _texts(recipe: TrainRecipe) -> tuple[Texts, Texts]:
     """Training text and held-out text."""
-    training = recipe.training_source().load(_characters_needed(recipe), recipe.seed)
+    windows = recipe.max_steps * recipe.batch_size * recipe.gradient_accumulation_steps * _processes()
+    tokens = windows * (recipe.stride or recipe.seq_len) + (recipe.eval_windows + 1) * recipe.seq_len
+    # More than the run can read: there is no need to tokenize the rest of a huge data set.
+    characters = int(_CHARACTERS_PER_TOKEN * tokens / (1 - recipe.eval_share))
+    training = recipe.training_source().load(characters, recipe.seed)
     if recipe.eval_file:
         return training, TextSource(tuple(recipe.eval_file), column=recipe.column).load()
     if recipe.eval_share == 0:
         raise ValueError("Nothing to measure on: give eval_file, or an eval_share above 0.")
     return training.split_tail(recipe.eval_share)
-
-
-def _characters_needed(recipe: TrainRecipe) -> int:
-    """More than the run can read: there is no need to tokenize the rest of a huge data set."""
-    processes = int(os.environ.get("WORLD_SIZE", "1"))
-    windows = recipe.max_steps * recipe.batch_size * recipe.gradient_accumulation_steps * processes
-    tokens = windows * (recipe.stride or recipe.seq_len) + recipe.eval_windows * recipe.seq_len
-    return int(_CHARACTERS_PER_TOKEN * (tokens + recipe.seq_len) / (1 - recipe.eval_share))
-
-
-def _check_placement(recipe: TrainRecipe) -> None:
-    check_placement(device_map=recipe.device_map, dtype=recipe.dtype)
-    if recipe.device_map is not None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ValueError(
-            f"device_map={recipe.device_map!r} spreads the model of one process, and there are several: leave it out, "
-            "or start without accelerate launch."
-        )
 
 
 def _load(recipe: TrainRecipe, commit: str | None, tokenizer_commit: str | None) -> tuple[Any, Any]:
@@ -201,12 +186,6 @@ def _windows(text: Texts, tokenizer: Any, recipe: TrainRecipe, stride: int | Non
         raise ValueError(f"{text.name}: {error}") from None
 
 
-def _unfreeze_base(model: nn.Module) -> None:
-    for name, parameter in model.named_parameters():
-        if "focus_" not in name:
-            parameter.requires_grad_(True)
-
-
 @contextlib.contextmanager
 def _told_what_disk(out: Path) -> Iterator[None]:
     """Whatever library fails to write, say where and what is left."""
@@ -218,13 +197,6 @@ def _told_what_disk(out: Path) -> Iterator[None]:
         checkpoint = last_checkpoint(out / "trainer")
         left = "" if checkpoint is None else f", then continue from {checkpoint.name} with --resume"
         raise OSError(f"cannot write to {out} ({error}): free some space{left}.") from error
-
-
-def _keep_last_good(model: nn.Module, out: Path, main: bool) -> None:
-    try:
-        save_adapter(model, out / "trainer" / "last_good", write=main)
-    except OSError as error:
-        raise TrainingDiverged(f"Training diverged, and the adapter could not be saved: {error}") from None
 
 
 def _measure(
@@ -242,7 +214,3 @@ def _measure(
         raise KeyboardInterrupt(
             f"the adapter is in {out}, balanced but not measured (focus-hf eval --adapter {out} --text FILE --write)"
         ) from None
-
-
-def _step_of(checkpoint: Path) -> int:
-    return int(os.fspath(checkpoint).rpartition("-")[2])

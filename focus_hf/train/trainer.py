@@ -1,23 +1,104 @@
-"""A Trainer as a recipe asks for it."""
+"""A Trainer as a recipe asks for it, whose loss may ask for the predictions of dense attention, too."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.data import Dataset
 from transformers import EarlyStoppingCallback, PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
+from ..adapter import routing_mode
+from .callbacks import RoutingMonitor, RoutingSchedule
 from .checkpoints import SaveBaseWeights
-from .data import WindowDataset
-from .distill import DistillingTrainer
-from .monitor import RoutingMonitor
 from .recipe import TrainRecipe
-from .schedule import RoutingSchedule
+
+
+class WindowDataset(Dataset):
+    """Windows of token ids, int64 ``(N, T)``, as the Trainer wants them."""
+
+    def __init__(self, windows: Tensor) -> None:
+        self.windows = windows
+
+    def __len__(self) -> int:
+        return len(self.windows)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return {"input_ids": self.windows[index], "labels": self.windows[index]}
+
+
+def prediction_distance(logits: Tensor, dense_logits: Tensor, labels: Tensor) -> Tensor:
+    """How far predictions are from those of dense attention: ``KL(dense || these)``, summed over predicted tokens.
+
+    Unlike the language-model loss it is zero where nothing is lost, whatever the text: its gradient is about what the
+    groups leave out and little else.
+
+    Args:
+        logits: ``(B, T, V)``.
+        dense_logits: ``(B, T, V)``, without gradient.
+        labels: int64 ``(B, T)``; a label of -100 is not predicted, nor is the first token.
+
+    Returns:
+        float32 scalar, in nats.
+    """
+    total = logits.new_zeros((), dtype=torch.float32)
+    for some, dense, predicted in zip(logits[:, :-1], dense_logits[:, :-1], labels[:, 1:] != -100, strict=True):
+        ours, theirs = (F.log_softmax(each[predicted].float(), dim=-1) for each in (some, dense))
+        total = total + F.kl_div(ours, theirs, reduction="sum", log_target=True)
+    return total
+
+
+class DistillingTrainer(Trainer):
+    """A Trainer that mixes `prediction_distance` into the loss while it trains; evaluations are without it.
+
+    Each step costs a forward pass with dense attention more.
+
+    Args:
+        share: of the distance in the loss, the rest being the model's own; 0 makes it a plain Trainer.
+        arguments: of `transformers.Trainer`.
+    """
+
+    def __init__(self, *arguments: Any, share: float, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.share = share
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Any:
+        if not self.share or not model.training:
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        labels, dense_logits = inputs["labels"], self._dense_logits(model, inputs)
+        loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
+        distance = prediction_distance(outputs["logits"], dense_logits, labels)
+        # A mean over the tokens that the Trainer takes the mean of the language-model loss over.
+        if self.model_accepts_loss_kwargs and num_items_in_batch is not None:
+            processes = self.accelerator.num_processes if self.args.average_tokens_across_devices else 1
+            distance = distance * processes / num_items_in_batch
+        else:
+            distance = distance / (labels[:, 1:] != -100).sum().clamp(min=1)
+        loss = (1 - self.share) * loss + self.share * distance
+        return (loss, outputs) if return_outputs else loss
+
+    @torch.no_grad()
+    def _dense_logits(self, model: nn.Module, inputs: dict[str, Any]) -> Tensor:
+        without_labels = {name: value for name, value in inputs.items() if name != "labels"}
+        model.eval()  # a teacher has no dropout
+        try:
+            with routing_mode(self.accelerator.unwrap_model(model), "dense"):
+                return model(**without_labels)["logits"]
+        finally:
+            model.train()
 
 
 def make_trainer(
@@ -27,26 +108,21 @@ def make_trainer(
     validation: Tensor,
     callbacks: Sequence[TrainerCallback] = (),
 ) -> tuple[Trainer, RoutingMonitor]:
-    """A `transformers.Trainer` that anneals the gate, logs the groups, evaluates and saves.
+    """A `transformers.Trainer` that anneals the gate, logs the groups, evaluates and saves; and its monitor.
 
     Args:
         model: with a trainable Focus adapter.
         recipe: how.
-        windows: token ids ``(N, T)`` to train on.
-        validation: token ids ``(M, T)`` to evaluate on.
+        windows, validation: token ids ``(N, T)`` to train on, and to evaluate on.
         callbacks: further callbacks.
-
-    Returns:
-        The Trainer and its monitor.
     """
     arguments = training_arguments(recipe)
     both = recipe.weights == "trained"
-    schedule = RoutingSchedule(model, (recipe.gate_start, recipe.gate_end), recipe.annealed_at)
-    added: list[TrainerCallback] = [schedule, *callbacks]
+    added = [RoutingSchedule(model, (recipe.gate_start, recipe.gate_end), recipe.annealed_at), *callbacks]
     if recipe.early_stopping:
         added.append(EarlyStoppingCallback(recipe.early_stopping))
     if both:
-        added.append(SaveBaseWeights(str(arguments.output_dir)))
+        added.append(SaveBaseWeights())
     trainer = DistillingTrainer(
         model=model,
         share=recipe.distill,
@@ -67,23 +143,16 @@ def training_arguments(recipe: TrainRecipe) -> TrainingArguments:
     Raises:
         ValueError: that section names an argument that does not exist.
     """
-    intervals = {"eval": recipe.eval_steps, "save": recipe.save_steps, "logging": recipe.logging_steps}
-    how_often: dict[str, Any] = {}
-    for what, steps in intervals.items():
-        how_often |= {f"{what}_strategy": "steps" if steps else "no", f"{what}_steps": steps or 500}
+    same = ("max_steps", "gradient_accumulation_steps", "learning_rate", "seed", "bf16", "report_to")
+    save_steps = recipe.eval_steps if recipe.early_stopping else recipe.save_steps
     arguments: dict[str, Any] = {
+        **{name: getattr(recipe, name) for name in same},
         "output_dir": f"{recipe.output_dir}/trainer",
-        "max_steps": recipe.max_steps,
         "per_device_train_batch_size": recipe.batch_size,
         "per_device_eval_batch_size": recipe.batch_size,
-        "gradient_accumulation_steps": recipe.gradient_accumulation_steps,
-        "learning_rate": recipe.learning_rate,
         "lr_scheduler_type": "cosine",
         "warmup_steps": warmup_steps(recipe),
         "weight_decay": 0.0,
-        "seed": recipe.seed,
-        "bf16": recipe.bf16,
-        "report_to": recipe.report_to,
         "load_best_model_at_end": bool(recipe.early_stopping),
         "metric_for_best_model": "eval_loss" if recipe.early_stopping else None,
         "logging_nan_inf_filter": False,
@@ -92,12 +161,11 @@ def training_arguments(recipe: TrainRecipe) -> TrainingArguments:
         "dataloader_pin_memory": torch.cuda.is_available(),
         # Without it, processes on a machine without accelerators would not find each other and all do the same.
         "use_cpu": not torch.accelerator.is_available(),
-        **how_often,
     }
+    for what, steps in {"eval": recipe.eval_steps, "save": save_steps, "logging": recipe.logging_steps}.items():
+        arguments |= {f"{what}_strategy": "steps" if steps else "no", f"{what}_steps": steps or 500}
     if recipe.gradient_checkpointing:
-        arguments.update(gradient_checkpointing=True, gradient_checkpointing_kwargs={"use_reentrant": False})
-    if recipe.early_stopping:
-        arguments.update(save_strategy="steps", save_steps=recipe.eval_steps)
+        arguments |= {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
     try:
         return TrainingArguments(**{**arguments, **recipe.trainer})
     except TypeError as error:
@@ -118,13 +186,10 @@ def _two_phase_optimizer(
         {"params": [p for name, p in named if "focus_" not in name], "lr": recipe.base_learning_rate},
     ]
     optimizer = AdamW(groups, weight_decay=0.01, betas=(0.9, 0.95))
-    start = recipe.centroid_steps
 
-    def decay(step: int, first: int) -> float:
-        if step < first:
-            return 0.0
-        warm, total = warmup_steps(recipe), max(1, arguments.max_steps - first)
-        done = step - first
-        return min(1.0, (done + 1) / warm) * 0.5 * (1 + math.cos(math.pi * min(1.0, done / total)))
+    def rate(first: int, step: int) -> float:
+        done, total = step - first, max(1, arguments.max_steps - first)
+        warm = min(1.0, (done + 1) / warmup_steps(recipe))
+        return 0.0 if done < 0 else warm * 0.5 * (1 + math.cos(math.pi * min(1.0, done / total)))
 
-    return optimizer, LambdaLR(optimizer, [lambda step: decay(step, 0), lambda step: decay(step, start)])
+    return optimizer, LambdaLR(optimizer, [partial(rate, 0), partial(rate, recipe.centroid_steps)])

@@ -7,10 +7,9 @@ import torch
 from torch.nn import functional as F
 
 from focus_hf.adapter.targets import find_targets
-from focus_hf.fit.capture import capture, sampled_positions
+from focus_hf.fit.capture import capture, read, sampled_positions, write
 from focus_hf.fit.estimate import Shapes
-from focus_hf.fit.importance import DenseRows
-from focus_hf.fit.store import LayerWindow, read, write
+from focus_hf.fit.importance import DenseRows, LayerWindow
 from tests.families import FAMILIES, base_model, focus_config, logits, token_ids
 
 LENGTH, ROWS = 40, 16
@@ -31,10 +30,7 @@ def test_captured_tensors_are_the_attention_that_the_model_computes(family, tmp_
     """The output of captured queries, keys and values, put through the module's own projection, is the module's."""
     model, layers, ids, seen = captured(family, tmp_path, rows=LENGTH)
     for layer, module in layers.items():
-        window, outputs = seen[layer], []
-        for head in range(window.num_heads):
-            rows = DenseRows.of(window.head(head))
-            outputs.append(rows.weights @ window.values[head])
+        outputs = [DenseRows.of(head).weights @ head.values[0] for head in seen[layer].heads()]
         mine = torch.cat(outputs).transpose(0, 1).reshape(1, LENGTH, -1)
         projection = next(getattr(module, name) for name in ("o_proj", "c_proj", "dense") if hasattr(module, name))
         found = {}

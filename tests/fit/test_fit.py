@@ -20,11 +20,11 @@ from focus_hf.cli import app
 from focus_hf.evaluate.perplexity import attended_share
 from focus_hf.evaluate.sample import take_sample
 from focus_hf.fit import FitRecipe, fit
-from focus_hf.fit.dial import dial
+from focus_hf.fit.dial import afterwards, dial, per_cent
+from focus_hf.fit.estimate import duration
+from focus_hf.fit.importance import LayerWindow
 from focus_hf.fit.layer import fit_layer
-from focus_hf.fit.store import LayerWindow
 from focus_hf.fit.windows import spread_windows
-from focus_hf.fit.words import afterwards, duration, per_cent, size
 from focus_hf.records import TokenSample, check_adapter, load_results, save_results
 from focus_hf.records.sample import same_groups
 from focus_hf.texts import Texts
@@ -278,7 +278,6 @@ def test_the_words_at_the_end(fitted):
     assert "Only 2 of the model's 26 layers" in afterwards(result.dial, 0.5, (2, 26))[1]
     assert [per_cent(loss) for loss in (0.01, 0.2, 5.0)] == ["1.0 %", "22 %", "more than 900 %"]
     assert [duration(seconds) for seconds in (3, 600, 7200)] == ["10 seconds", "10 minutes", "2.0 hours"]
-    assert [size(count) for count in (5e6, 2.5e9)] == ["5 MB", "2.5 GB"]
 
 
 def test_the_command(tiny, tmp_path):

@@ -9,7 +9,7 @@ from transformers import TrainingArguments
 from focus_hf import routing
 from focus_hf.adapter import focus_layers, routing_mode, set_routing
 from focus_hf.train import RoutingSchedule, TrainRecipe, WindowDataset
-from focus_hf.train.distill import DistillingTrainer, prediction_distance
+from focus_hf.train.trainer import DistillingTrainer, prediction_distance
 from tests.families import focus_model, token_ids
 
 

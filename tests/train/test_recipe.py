@@ -11,7 +11,7 @@ import pytest
 import typer
 
 from focus_hf.adapter import focus_layers
-from focus_hf.texts import TextSource, dataset_commit, join, tokenize_windows
+from focus_hf.texts import Texts, TextSource, dataset_commit, tokenize_windows
 from focus_hf.train import RoutingSchedule, TrainRecipe
 from tests.families import focus_model
 
@@ -40,11 +40,11 @@ def test_flags_stand_above_the_file(tmp_path):
 def test_another_text_replaces_the_files_text_and_nothing_else(tmp_path):
     file = tmp_path / "train.yaml"
     file.write_text(
-        "model: m\noutput_dir: o\ndataset: org/d\nsubset: s\ncolumn: report\nseq_len: 64\neval_file: e.txt"
+        "model: m\noutput_dir: o\ndataset: org/d\nsubset: s\ncolumn: report\nseq_len: 512\neval_file: e.txt"
     )
     recipe = TrainRecipe.from_values(file, {"train_file": ["notes.jsonl"]})
     assert recipe.training_source() == TextSource(("notes.jsonl",))
-    assert (recipe.seq_len, recipe.eval_file) == (64, ["e.txt"])
+    assert (recipe.seq_len, recipe.eval_file) == (512, ["e.txt"])
     other = TrainRecipe.from_values(file, {"dataset": "org/other", "column": "body"})
     assert other.training_source() == TextSource((), "org/other", column="body")
     same = TrainRecipe.from_values(file, {"column": "body"})
@@ -118,7 +118,7 @@ def test_windows_of_a_text():
     assert tokenize_windows(Letters(), "abcdefghij", 4, stride=3)[-1].tolist() == [*b"ghij"]
     with pytest.raises(ValueError, match="The text has 10 tokens, fewer than one window of 11"):
         tokenize_windows(Letters(), "abcdefghij", 11)
-    assert join([[1, 2]], between=9).tolist() == [1, 2]
+    assert Texts(["ab"], "one").token_ids(Letters()).tolist() == [*b"ab"]
 
 
 def test_the_schedule_closes_the_gate_lets_balance_come_to_rest_and_lets_go():
