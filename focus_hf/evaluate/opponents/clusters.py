@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .selector import BLOCK, Call, Choice, Cost, Estimate, Reader, by_unit, products, read_best
+from .selector import BLOCK, Call, Choice, Cost, Estimate, Reader, Selector, by_unit, products, read_best
 
 
-class Clusters:
+class Clusters(Selector):
     """Clusters of keys by their mean.
 
     Args:
@@ -30,16 +30,9 @@ class Clusters:
     rounds = 5
 
     def __init__(self, estimate: bool = False) -> None:
-        self.estimate = estimate
-
-    @property
-    def name(self) -> str:
-        """See `Selector`."""
-        return "clusters-estimate" if self.estimate else "clusters"
+        self.estimate, self.name = estimate, "clusters-estimate" if estimate else "clusters"
 
     def reader(self, call: Call) -> Reader:
-        """See `Selector`."""
-
         def read(first: int, end: int) -> Choice:
             known = first // BLOCK * BLOCK
             query, key = call.queries(first, end), call.key[:, :, :known]

@@ -8,9 +8,9 @@ query reads at most, see `keys_at`.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -75,7 +75,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Choice:
-    """What a block of queries reads: bool ``(B, H, R, end)``, causal, and what stands in for the rest."""
+    """What a block of queries reads: bool, causal, broadcast to ``(B, H, R, end)``; what stands in for the rest."""
 
     pairs: Tensor
     estimate: Estimate | None = None
@@ -100,18 +100,18 @@ class Cost:
     bytes: float = 0.0
 
 
-class Selector(Protocol):
-    """A method of sparse attention."""
+class Selector(ABC):
+    """A method of sparse attention; ``name`` is that of its mode."""
 
-    @property
-    def name(self) -> str:
-        """Of the mode."""
+    name: str
 
+    @abstractmethod
     def reader(self, call: Call) -> Reader:
         """Look at a call."""
 
     def cost(self, length: int) -> Cost:
-        """Of choosing in a context of so many tokens."""
+        """Of choosing in a context of so many tokens; nothing, where all is known beforehand."""
+        return Cost()
 
 
 def keys_at(share: float, length: int) -> int:

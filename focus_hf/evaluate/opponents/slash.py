@@ -13,10 +13,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .selector import SINKS, WINDOW, Call, Choice, Cost, Reader, causal, products
+from .selector import SINKS, WINDOW, Call, Choice, Cost, Reader, Selector, causal, products
 
 
-class Slash:
+class Slash(Selector):
     """Vertical and slash lines, by the last queries."""
 
     name = "slash"
@@ -24,14 +24,11 @@ class Slash:
     divisions = (0.0, 0.25, 0.5, 0.75, 1.0)
 
     def reader(self, call: Call) -> Reader:
-        """See `Selector`."""
         lines = None if call.start else self.lines(call)
 
         def read(first: int, end: int) -> Choice:
             allowed = causal(first, end, call.key.device)
-            if lines is None:
-                return Choice(allowed.expand(*call.query.shape[:2], -1, -1))
-            return Choice(on_lines(*lines, first, end) & allowed)
+            return Choice(allowed if lines is None else on_lines(*lines, first, end) & allowed)
 
         return read
 
