@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -37,6 +38,13 @@ def check_length(length: int, config: Any) -> None:
         raise ValueError(f"seq_len must be at least 2, got {length}.")
     if positions is not None and length > positions:
         raise ValueError(f"seq_len is {length}, but the model has {positions} positions. Use at most {positions}.")
+
+
+def check_positions(model: Any, lengths: Sequence[int]) -> None:
+    """`check_length` where positions are a table: it ends; a rotation does not, though quality may."""
+    if not any("rotary" in type(module).__name__.lower() for module in model.modules()):
+        for length in lengths:
+            check_length(length, model.config)
 
 
 def check_tokenizer(model: nn.Module, windows: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Losses of single tokens, and the perplexities made of them."""
+"""Losses of single tokens, what is made of them, and how far predictions move."""
 
 from __future__ import annotations
 
@@ -11,8 +11,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..adapter import observe_pairs
-from .copies import far_copies
+from ..texts import cut
 from .modes import device_of, in_evaluation
+
+#: Tokens that `Divergence` tells apart at each position, the likeliest; the others count as one, so that nothing grows
+#: with the vocabulary. A bound from below, and for such a number of tokens a close one.
+LIKELIEST = 256
 
 
 @torch.no_grad()
@@ -80,12 +84,7 @@ class SlidingWindows:
         """
         if not 1 <= stride <= length:
             raise ValueError(f"stride must be from 1 to the window's length ({length}), got {stride}.")
-        if ids.numel() < length:
-            raise ValueError(
-                f"The text has {ids.numel()} tokens, fewer than one window of {length}. "
-                "Give more text or a shorter window."
-            )
-        windows = ids.unfold(0, length, stride)
+        windows = cut(ids, length, stride)
         scored = torch.ones(windows.shape[0], length - 1, dtype=torch.bool)
         scored[1:, : max(0, length - 1 - stride)] = False
         return cls(windows, scored)
@@ -101,6 +100,31 @@ class SlidingWindows:
     def perplexity(self, losses: Tensor) -> float:
         """From the losses of these windows ``(N, length - 1)``."""
         return math.exp(losses[self.scored].double().mean().item())
+
+
+def far_copies(windows: Tensor, local_window: int) -> Tensor:
+    """Predictions whose token followed the same token before, in this window of text and out of reach only.
+
+    The bigram of a token and the one before it occurred earlier, and every time the token to copy was more than
+    ``local_window`` before the token that predicts. Far context helps little but with these (Sun et al., arXiv
+    2109.09115), and a mean over all tokens hides them.
+
+    Args:
+        windows: token ids ``(N, T)``.
+        local_window: ``w``.
+
+    Returns:
+        bool ``(N, T - 1)``, one entry for each predicted token.
+    """
+    bigrams = windows[:, :-1] * (windows.max() + 1) + windows[:, 1:]
+    order = bigrams.argsort(dim=1, stable=True)
+    ranked = bigrams.gather(1, order)
+    again = torch.zeros_like(ranked, dtype=torch.bool)
+    again[:, 1:] = ranked[:, 1:] == ranked[:, :-1]
+    since = order - order.roll(1, dims=1)  # from the last time that the bigram occurred
+    # The token to copy is the second one of the earlier bigram; the token that predicts is the first one of this.
+    far = again & (since - 1 > local_window)
+    return torch.zeros_like(far).scatter_(1, order, far)
 
 
 def paired_excess(losses: Tensor, dense: Tensor, scored: Tensor) -> tuple[float, float | None]:
@@ -140,6 +164,48 @@ def position_curve(losses: Tensor, buckets: int = 16) -> list[dict[str, float]]:
         }
         for stretch in positions.tensor_split(min(buckets, losses.shape[1]))
     ]
+
+
+class Divergence:
+    """Of predictions from the first ones that were seen: windows are looked at in order, again and again.
+
+    Perplexity above dense attention's says whether a text became less likely, which a change for the worse need not
+    do where the model is no judge of the text. The Kullback-Leibler divergence says how much changed.
+    """
+
+    def __init__(self) -> None:
+        self._first: list[tuple[Tensor, Tensor]] = []
+        self._found: list[Tensor] = []
+
+    def look(self, window: int, logits: Tensor) -> None:
+        """Keep the predictions of a window, or compare them with those that were kept.
+
+        Args:
+            window: its number.
+            logits: float32 ``(T - 1, V)``.
+        """
+        predicted = logits.log_softmax(dim=-1)
+        if window == len(self._first):
+            best, tokens = predicted.topk(min(LIKELIEST, predicted.shape[-1]), dim=-1)
+            self._first.append((tokens.to(torch.int32), best))
+        tokens, first = self._first[window]
+        here = _with_the_rest(predicted.gather(-1, tokens.long()))
+        first = _with_the_rest(first)
+        self._found[window:] = [(first.exp() * (first - here)).sum(dim=-1).clamp(min=0).cpu()]
+
+    def mean(self, scored: Tensor) -> float:
+        """``sum_y p(y) log(p(y) / q(y))`` with ``p`` of the first pass and ``q`` of the last one, in nats.
+
+        Args:
+            scored: bool ``(N, T - 1)``, the predictions that count.
+        """
+        return torch.stack(self._found)[scored].double().mean().item()
+
+
+def _with_the_rest(log_shares: Tensor) -> Tensor:
+    """And the logarithm of what they leave of 1, as far as rounding tells."""
+    rest = 1 - log_shares.exp().sum(dim=-1, keepdim=True)
+    return torch.cat([log_shares, rest.clamp(min=torch.finfo(rest.dtype).eps).log()], dim=-1)
 
 
 @torch.no_grad()

@@ -11,35 +11,18 @@ from __future__ import annotations
 import ast
 import re
 from dataclasses import dataclass
+from os.path import commonprefix
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from .sources import Source, shuffled
+from .sources import CodePrompt, Copy, Source, prompts_of
 
 #: Lines around a function that are shown with it.
 _BEFORE, _AFTER = 10, 20
 
 #: Parameters that a function has at least, and characters of an answer at most.
 _PARAMETERS, _LONGEST = 3, 90
-
-
-@dataclass(frozen=True)
-class CompletionPrompt:
-    """A prompt with its right answer.
-
-    Args:
-        ids: token ids of both, ``(T,)``.
-        answer: how many of the last ones are the answer's.
-        distance: from the last token of the line that has it to the first token to be predicted, in tokens.
-        text: of the answer.
-    """
-
-    ids: Tensor
-    answer: int
-    distance: int
-    text: str
 
 
 @dataclass(frozen=True)
@@ -73,8 +56,10 @@ def functions(source: Source) -> list[_Function]:
     return found
 
 
-def make_completion_prompts(tokenizer: Any, length: int, samples: int, seed: int = 0) -> list[CompletionPrompt]:
-    """Prompts of exactly so many tokens with their answers.
+def make_completion_prompts(tokenizer: Any, length: int, samples: int, seed: int = 0) -> list[CodePrompt]:
+    """Prompts of exactly so many tokens with their answers, the last ones.
+
+    An answer's distance is that of its first token from the last token of the line that has it.
 
     Args:
         tokenizer: of the model.
@@ -85,14 +70,13 @@ def make_completion_prompts(tokenizer: Any, length: int, samples: int, seed: int
     Raises:
         ValueError: nothing fits into so few tokens, or there are not so many functions.
     """
-    prompts: list[CompletionPrompt] = []
-    modules = shuffled(f"{seed} completion {length}")
-    for place, source in enumerate(modules):
-        if len(prompts) == samples:
-            break
-        others = modules[place + 1 :] + modules[:place]
-        made = (_prompt(tokenizer, source, function, others, length) for function in functions(source)[:1])
-        prompts += [prompt for prompt in made if prompt is not None]
+
+    def make(modules: list[Source]) -> CodePrompt | None:
+        source, *others = modules
+        found = functions(source)
+        return _prompt(tokenizer, source, found[0], others, length) if found else None
+
+    prompts = prompts_of(f"{seed} completion {length}", samples, make)
     if len(prompts) < samples:
         raise ValueError(
             f"Code completion made {len(prompts)} prompts of {length} tokens, {samples} were asked for. Ask for fewer "
@@ -103,7 +87,7 @@ def make_completion_prompts(tokenizer: Any, length: int, samples: int, seed: int
 
 def _prompt(
     tokenizer: Any, source: Source, function: _Function, others: list[Source], length: int
-) -> CompletionPrompt | None:
+) -> CodePrompt | None:
     def ids(text: str, special: bool = False) -> list[int]:
         return list(tokenizer(text, add_special_tokens=special, verbose=False).input_ids)
 
@@ -114,7 +98,7 @@ def _prompt(
         f"# The same parameters as {source.name}.{function.name}, see {source.name}.py.\ndef {function.name}("
     )
     asked, answered = ids(question), ids(question + function.parameters)
-    same = next((at for at, (one, two) in enumerate(zip(asked, answered, strict=False)) if one != two), len(asked))
+    same = len(commonprefix([asked, answered]))
     room = length - len(head) - len(after) - len(answered)
     if room < 0:
         return None
@@ -128,4 +112,5 @@ def _prompt(
         return None
     whole = [*head, *after, *filler[:room], *answered]
     answer = len(answered) - same
-    return CompletionPrompt(torch.tensor(whole), answer, length - answer - len(head), function.parameters)
+    places = tuple(range(length - answer, length))
+    return CodePrompt(torch.tensor(whole), (Copy(places, length - answer - len(head)),))

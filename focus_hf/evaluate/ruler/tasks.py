@@ -2,7 +2,7 @@
 
 Hsieh et al., RULER (arXiv 2404.06654), as published in NVIDIA/RULER: ``scripts/synthetic.yaml``,
 ``scripts/data/synthetic`` and ``scripts/eval/synthetic`` (Apache-2.0). Where ours differ: keys are of our own words
-(see `words`), and no hay has the key that is asked for; prompts are filled to the last unit that fits, where RULER
+(`KEYS`), and no hay has the key that is asked for; prompts are filled to the last unit that fits, where RULER
 goes in larger steps; a space at the end of a prompt goes to the answer, where tokenizers expect it.
 """
 
@@ -14,7 +14,25 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from .words import KEYS
+_ADJECTIVES = """
+able amber ample ancient aqua arctic basic bitter blank blue bold brave brief bright broad bronze busy calm careful
+cheap civil clean clear clever coarse cold cosy crisp cruel curly damp dark dear deep dense dim distant double dry
+dull dusty eager early easy empty equal even exact faint fair famous fancy fast fierce final firm flat fond formal
+fresh frozen full funny gentle giant glad golden grand gray great green grim happy hard harsh heavy hidden hollow
+honest huge humble icy idle jolly keen kind large late lazy lean light little
+"""
+
+_NOUNS = """
+acorn anchor apple apron arrow badge baker barrel basin basket beach beetle bell bench berry bishop blanket boat
+bottle bridge broom bucket button cabin camel candle canvas carpet castle cellar chair cherry circle clock cloud
+coat copper cradle crown curtain daisy desk dolphin donkey drawer drum eagle engine falcon farmer feather fence
+ferry fiddle flag flute forest fountain garden glove goat grape guitar hammer harbor hat helmet hill horse island
+jacket jungle kettle ladder lamp lantern lemon letter lion magnet maple marble meadow mirror monkey mountain needle
+nest ocean onion orchard otter
+"""
+
+#: Keys of needles: ``adjective-noun``, thousands of them.
+KEYS = tuple(f"{adjective}-{noun}" for adjective in _ADJECTIVES.split() for noun in _NOUNS.split())
 
 _NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
 
@@ -87,11 +105,6 @@ def string_match_all(predicted: str, answers: Sequence[str]) -> float:
     return sum(answer.lower() in predicted.lower() for answer in answers) / len(answers)
 
 
-def string_match_part(predicted: str, answers: Sequence[str]) -> float:
-    """1 if any of the answers stands in a prediction, else 0 (RULER's score of questions)."""
-    return float(any(answer.lower() in predicted.lower() for answer in answers))
-
-
 def _number(random: Random) -> str:
     return str(random.randint(1_000_000, 9_999_999))
 
@@ -122,10 +135,9 @@ def _uuid_among_uuids(random: Random, size: int, length: int) -> Example:
 
 
 def _asked(kind: str, key: str, value: str, hay: list[str], random: Random) -> Example:
-    sentences = list(hay)
-    sentences.insert(random.randrange(len(hay)), _NEEDLE.format(kind=kind, key=key, value=value))
+    hay.insert(random.randrange(len(hay)), _NEEDLE.format(kind=kind, key=key, value=value))
     return Example(
-        _NEEDLE_QUESTION.format(kind=kind, key=key, context="\n".join(sentences)),
+        _NEEDLE_QUESTION.format(kind=kind, key=key, context="\n".join(hay)),
         _NEEDLE_PREFIX.format(kind=kind, key=key),
         (value,),
     )
