@@ -14,11 +14,7 @@ _PROBED, _PROBED_TOKENS = 4, 256
 
 
 def check_vocabulary(windows: Tensor, vocabulary: int, source: str) -> None:
-    """Make sure that a tokenizer belongs to a model.
-
-    Raises:
-        ValueError: a token id that the model does not have.
-    """
+    """Make sure that a tokenizer belongs to a model: `ValueError` for a token id that the model does not have."""
     largest = int(windows.max())
     if largest >= vocabulary:
         raise ValueError(
@@ -28,11 +24,7 @@ def check_vocabulary(windows: Tensor, vocabulary: int, source: str) -> None:
 
 
 def check_length(length: int, config: Any) -> None:
-    """Make sure that windows fit into a model's positions.
-
-    Raises:
-        ValueError: they do not.
-    """
+    """Make sure that windows fit into a model's positions: `ValueError` if they do not."""
     positions = getattr(config, "max_position_embeddings", None)
     if length < 2:
         raise ValueError(f"seq_len must be at least 2, got {length}.")
@@ -48,10 +40,8 @@ def check_positions(model: Any, lengths: Sequence[int]) -> None:
 
 
 def check_tokenizer(model: nn.Module, windows: Tensor) -> None:
-    """Make sure that a pretrained model predicts its text (windows ``(N, T)``) better than chance.
-
-    Raises:
-        ValueError: it does not: it reads tokens of another tokenizer.
+    """Make sure that a pretrained model predicts its text (windows ``(N, T)``) better than chance: a `ValueError` says
+    that it reads tokens of another tokenizer.
     """
     chance = int(model.get_input_embeddings().weight.shape[0])  # type: ignore[operator]
     measured = perplexity(model, windows[:_PROBED, :_PROBED_TOKENS], batch_size=1)

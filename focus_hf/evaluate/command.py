@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,12 @@ from .checks import check_positions
 from .code_tasks.run import TASKS, CodePlan, measure_code
 from .figures import position_figure, quality_figure, retrieval_figure, ruler_figure
 from .harness import run_tasks
+from .leave import take_sample
 from .modes import Row, with_cache
 from .quality import QualityRow
 from .report import tables
 from .ruler.run import RulerPlan, measure_ruler
 from .run import EvaluationPlan, Load, TokenText, count_ticks, evaluate, modes_of
-from .sample import take_sample
 
 
 def run_evaluation(
@@ -43,7 +44,7 @@ def run_evaluation(
     plots: Path | None = None,
     write: bool = False,
 ) -> Results:
-    """Measure an adapter and deliver what was asked for.
+    """Measure an adapter and deliver what was asked for; gives what was measured.
 
     Args:
         adapter: folder or Hub id.
@@ -52,15 +53,11 @@ def run_evaluation(
         load: gives model, tokenizer and folder of the adapter, see `focus_hf.hub.load_adapted`; called when all else
             was found in order.
         progress: shows how far it is.
-        ruler: RULER's tasks to measure, in the modes of the plan.
-        code: tasks on code to measure, in the modes of the plan.
+        ruler, code: RULER's tasks and tasks on code to measure, in the modes of the plan.
         tasks, task_path, limit: of lm-evaluation-harness, see `run_tasks`.
         json_out: file for JSON, or ``"-"`` for standard output, where then nothing else goes.
         plots: folder for pictures.
         write: put the figures into the adapter's folder; the card shows them from then on.
-
-    Returns:
-        What was measured.
 
     Raises:
         ValueError: nothing to measure, or bad input.
@@ -93,14 +90,9 @@ def run_evaluation(
         results.code = _follow(measure_code(model, tokenizer, code, modes), progress, bar)
     if tasks:
         bar = progress.add_task(f"tasks: {', '.join(tasks)}", total=2)
+        tick = partial(progress.advance, bar)
         results.benchmarks = run_tasks(
-            model,
-            tokenizer,
-            tasks,
-            task_path=task_path,
-            limit=limit,
-            batch_size=plan.batch_size,
-            tick=lambda: progress.advance(bar),
+            model, tokenizer, tasks, task_path=task_path, limit=limit, batch_size=plan.batch_size, tick=tick
         )
     progress.stop()
     document = json.dumps(asdict(results), indent=2, allow_nan=False) + "\n"

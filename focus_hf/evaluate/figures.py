@@ -34,14 +34,8 @@ _DASHES = ("-", "--", "-.", ":")
 
 
 def quality_figure(rows: Sequence[QualityRow], path: str | os.PathLike[str]) -> Path:
-    """Perplexity against pairs attended, one labelled point a row, written as a PNG.
-
-    Args:
-        rows: from `quality_table`.
-        path: file to write; its folder is created.
-
-    Returns:
-        The path.
+    """Perplexity against pairs attended, one labelled point a row (see `quality_table`), written as a PNG to a path
+    whose folder is created; gives the path.
 
     Raises:
         ModuleNotFoundError: matplotlib is not installed.
@@ -90,11 +84,8 @@ def position_figure(rows: Iterable[QualityRow], path: str | os.PathLike[str]) ->
 
 
 def retrieval_figure(rows: Sequence[dict[str, Any]], path: str | os.PathLike[str]) -> Path:
-    """Information retrieved from far back against length, one line for each mode. See `quality_figure`.
-
-    Args:
-        rows: as `focus_hf.records.Results.retrieval`.
-        path: file to write.
+    """Information retrieved from far back against length, one line for each mode: rows of `Results.retrieval`. See
+    `quality_figure`.
     """
     figure, axes = _axes()
     _by_length(axes, rows, "gain")
@@ -104,11 +95,8 @@ def retrieval_figure(rows: Sequence[dict[str, Any]], path: str | os.PathLike[str
 
 
 def ruler_figure(rows: Sequence[dict[str, Any]], path: str | os.PathLike[str]) -> Path:
-    """RULER's score, a mean over its tasks, against length, one line for each mode. See `quality_figure`.
-
-    Args:
-        rows: as `focus_hf.records.Results.ruler`.
-        path: file to write.
+    """RULER's score, a mean over its tasks, against length, one line for each mode: rows of `Results.ruler`. See
+    `quality_figure`.
     """
     figure, axes = _axes()
     _by_length(axes, [{**row, "answered": 100 * row["score"]} for row in rows], "answered")

@@ -27,8 +27,7 @@ def token_losses(
 
     Args:
         model: a causal language model.
-        windows: token ids ``(N, T)``, ``T >= 2``, without padding; each window is read from scratch.
-        batch_size: windows at a time.
+        windows: token ids ``(N, T)``, ``T >= 2``, without padding, each read from scratch, ``batch_size`` at a time.
         look: called with the number of each window and its logits, float32 ``(T - 1, V)``.
 
     Returns:
@@ -72,15 +71,10 @@ class SlidingWindows:
 
     @classmethod
     def of(cls, ids: Tensor, length: int, stride: int) -> SlidingWindows:
-        """Cut a text.
-
-        Args:
-            ids: token ids ``(n,)``.
-            length: tokens per window.
-            stride: tokens from one window's start to the next, 1 to ``length``; with ``length`` nothing overlaps.
+        """Cut a text ``(n,)``; with a stride (from one window's start to the next) of ``length`` nothing overlaps.
 
         Raises:
-            ValueError: the text is shorter than a window, or the stride is out of range.
+            ValueError: the text is shorter than a window, or the stride is not from 1 to ``length``.
         """
         if not 1 <= stride <= length:
             raise ValueError(f"stride must be from 1 to the window's length ({length}), got {stride}.")
@@ -111,7 +105,7 @@ def far_copies(windows: Tensor, local_window: int) -> Tensor:
 
     Args:
         windows: token ids ``(N, T)``.
-        local_window: ``w``.
+        local_window: of the adapter.
 
     Returns:
         bool ``(N, T - 1)``, one entry for each predicted token.
@@ -128,14 +122,11 @@ def far_copies(windows: Tensor, local_window: int) -> Tensor:
 
 
 def paired_excess(losses: Tensor, dense: Tensor, scored: Tensor) -> tuple[float, float | None]:
-    """How much more a token costs than under dense attention, and how sure that is.
+    """How much more a token costs than under dense attention, in nats, and the standard error of that over windows.
 
     Args:
-        losses, dense: of the same windows, ``(N, T - 1)`` in nats.
+        losses, dense: of the same windows, ``(N, T - 1)`` in nats; one window has no standard error.
         scored: bool, the predictions that count.
-
-    Returns:
-        Mean difference in nats per token, and its standard error over windows (paired); ``None`` with one window.
     """
     above = (losses - dense).double() * scored
     mean = (above.sum() / scored.sum()).item()
@@ -155,15 +146,11 @@ def position_curve(losses: Tensor, buckets: int = 16) -> list[dict[str, float]]:
     Returns:
         For each stretch ``first`` and ``last`` position (of the predicted token) and mean ``loss`` in nats.
     """
-    positions = torch.arange(1, losses.shape[1] + 1)
-    return [
-        {
-            "first": int(stretch[0]),
-            "last": int(stretch[-1]),
-            "loss": losses[:, int(stretch[0]) - 1 : int(stretch[-1])].double().mean().item(),
-        }
-        for stretch in positions.tensor_split(min(buckets, losses.shape[1]))
-    ]
+    curve, last = [], 0
+    for stretch in losses.tensor_split(min(buckets, losses.shape[1]), dim=1):
+        first, last = last + 1, last + stretch.shape[1]
+        curve.append({"first": first, "last": last, "loss": stretch.double().mean().item()})
+    return curve
 
 
 class Divergence:
@@ -178,12 +165,7 @@ class Divergence:
         self._found: list[Tensor] = []
 
     def look(self, window: int, logits: Tensor) -> None:
-        """Keep the predictions of a window, or compare them with those that were kept.
-
-        Args:
-            window: its number.
-            logits: float32 ``(T - 1, V)``.
-        """
+        """Keep the logits of a window, float32 ``(T - 1, V)``, or compare them with those that were kept."""
         predicted = logits.log_softmax(dim=-1)
         if window == len(self._first):
             best, tokens = predicted.topk(min(LIKELIEST, predicted.shape[-1]), dim=-1)
@@ -194,10 +176,8 @@ class Divergence:
         self._found[window:] = [(first.exp() * (first - here)).sum(dim=-1).clamp(min=0).cpu()]
 
     def mean(self, scored: Tensor) -> float:
-        """``sum_y p(y) log(p(y) / q(y))`` with ``p`` of the first pass and ``q`` of the last one, in nats.
-
-        Args:
-            scored: bool ``(N, T - 1)``, the predictions that count.
+        """``sum_y p(y) log(p(y) / q(y))`` with ``p`` of the first pass and ``q`` of the last one, in nats, where the
+        predictions count: bool ``(N, T - 1)``.
         """
         return torch.stack(self._found)[scored].double().mean().item()
 

@@ -52,21 +52,17 @@ class QualityRow(Row):
 def quality_table(
     model: nn.Module, windows: Tensor, top_ks: Iterable[int] | None = None, batch_size: int = 4
 ) -> Iterator[QualityRow]:
-    """Measure dense, local-only and Focus attention, and windows with as many pairs as Focus, on the same windows.
-
-    One row at a time.
+    """Measure dense, local-only and Focus attention, and windows with as many pairs as Focus, one row at a time.
 
     Args:
-        model: a model with an active Focus adapter; it keeps its own settings.
-        windows: token ids ``(N, T)``, each read from scratch.
+        model: with an active Focus adapter; it keeps its own settings.
+        windows: token ids ``(N, T)``, each read from scratch, ``batch_size`` at a time.
         top_ks: values of ``top_k`` to measure; the adapter's own by default.
-        batch_size: windows at a time.
     """
     length = windows.shape[1]
-    whole = SlidingWindows.of(windows.reshape(-1), length, length)
     own = focus_layers(model)[0].routing_config.top_k
     modes = list_modes(["dense", "local", "hard", "window"], [own] if top_ks is None else top_ks)
-    return measure_quality(model, whole, modes, batch_size)
+    return measure_quality(model, SlidingWindows.of(windows.reshape(-1), length, length), modes, batch_size)
 
 
 def measure_quality(
@@ -80,9 +76,8 @@ def measure_quality(
 
     Args:
         model: with an active Focus adapter; it keeps its own settings.
-        text: the windows.
+        text: windows, read ``batch_size`` at a time.
         modes: see `list_modes`.
-        batch_size: windows at a time.
         count_scoring: opponents without a width have as many pairs less what their choosing costs, in products, and
             with what Focus' costs.
 
@@ -136,10 +131,7 @@ def with_width(model: nn.Module, mode: Mode, text: Tensor, length: int) -> Mode:
 def shares_read(model: nn.Module, mode: Mode, counted: Counted | None, windows: Tensor) -> tuple[float, float]:
     """Of the possible pairs those that are attended to, and of the keys those that are loaded for them.
 
-    Args:
-        model: attending in the mode.
-        mode, counted: see `attending`; of an opponent, what it has read is known.
-        windows: token ids ``(N, T)``; on the first ones other modes are counted.
+    Counted inside `attending`: of an opponent on what it has read, of other modes on the first windows ``(N, T)``.
     """
     if counted is not None:
         return counted.share, counted.loaded_share
@@ -158,10 +150,8 @@ def matched(mode: Mode, share: float, length: int, count_scoring: bool = False, 
 
     Args:
         mode: of the opponent.
-        share: of Focus.
-        length: tokens of each window.
-        count_scoring: with what choosing costs Focus, less what it costs the opponent.
-        own: what choosing costs Focus, in products.
+        share: of the pairs, of Focus in windows of ``length`` tokens.
+        count_scoring: with what choosing costs Focus, ``own``, in products, less what it costs the opponent.
 
     Raises:
         ValueError: choosing alone costs more.

@@ -41,7 +41,7 @@ def _quality(evaluation: Evaluation) -> Table:
         cost = [loaded] * loads + [_choosing(row.get("scoring"))] * opposed
         pairs = f"{100 * row['pairs']:.0f} %"
         far = "" if row.get("divergence") is None else f"{row['divergence']:.4f}"
-        table.add_row(_name(row), f"{row['perplexity']:.2f}", change, far, pairs, *cost, *losses)
+        table.add_row(str(Mode.of(row)), f"{row['perplexity']:.2f}", change, far, pairs, *cost, *losses)
     if evaluation.copies:
         table.caption = (
             f"copies: loss in nats on the {evaluation.copies:,} tokens that were seen before, out of the window only; "
@@ -61,13 +61,13 @@ def _choosing(scoring: dict[str, float] | None) -> str:
 def _retrieval(rows: list[dict[str, Any]]) -> Table:
     table = _table("Retrieval from far back", "attention", "tokens", "gain (nats)", "exact")
     for row in rows:
-        table.add_row(_name(row), f"{row['length']:,}", f"{row['gain']:.2f}", f"{100 * row['exact']:.0f} %")
+        table.add_row(str(Mode.of(row)), f"{row['length']:,}", f"{row['gain']:.2f}", f"{100 * row['exact']:.0f} %")
     return table
 
 
 def _tasks(title: str, measured: TaskTable) -> Table:
     head = f"{title}, {measured.length:,} tokens, {measured.samples} prompts of each task"
-    table = _table(head, "task", *map(_name, measured.modes))
+    table = _table(head, "task", *(str(Mode.of(mode)) for mode in measured.modes))
     for name, cells in measured.lines:
         table.add_row(name, *cells)
     return table
@@ -86,7 +86,3 @@ def _table(title: str, *columns: str) -> Table:
     for place, column in enumerate(columns):
         table.add_column(column, justify="left" if place == 0 else "right")
     return table
-
-
-def _name(row: dict[str, Any]) -> str:
-    return str(Mode.of(row))

@@ -79,10 +79,8 @@ class Haystack:
         Args:
             ids: token ids ``(n,)`` of an ordinary text, the hay.
             length: tokens of text and question.
-            needles: how many.
+            needles: how many, each of ``key_tokens`` and ``value_tokens``.
             depth: the part of the text that they are in, from its start: 0 to 1.
-            key_tokens, value_tokens: of each needle.
-            seed: of the choices.
 
         Raises:
             ValueError: the text or the length is too short.
@@ -145,10 +143,8 @@ def probe_retrieval(
 
 
 def _ask(model: Any, hay: Haystack) -> Tensor:
-    """Of each needle the nats per value token, whether all are the likeliest, and the nats of one that is not there.
-
-    Returns:
-        float32 ``(n, 3)``.
+    """Of each needle the nats per value token, whether all are the likeliest, and the nats of one that is not there:
+    float32 ``(n, 3)``.
     """
     device = device_of(model)
     read = model(input_ids=hay.text[None].to(device), use_cache=True, logits_to_keep=1).past_key_values

@@ -36,9 +36,8 @@ class EvaluationPlan:
         stride: tokens from one window's start to the next, as a share of the context length; 1 for no overlap.
         max_tokens: of each text, 0 for all.
         retrieval: context lengths of the retrieval probe; none if empty.
-        trials: prompts of the probe at each length.
+        trials, seed: of the probe, see `probe_retrieval`.
         batch_size: windows at a time.
-        seed: of the probe.
         count_scoring: what choosing costs, in products, is part of the pairs, of Focus and of its opponents.
     """
 
@@ -100,8 +99,7 @@ def evaluate(
     """
     config = focus_layers(model)[0].routing_config
     if "soft" in plan.modes and not config.has_soft_attention:
-        trained = 'was trained through hard attention (gate="hard")'
-        why = "routes by cells" if config.by_cells else trained
+        why = "routes by cells" if config.by_cells else 'was trained through hard attention (gate="hard")'
         warnings.warn(f"This adapter {why}, so there is no soft attention to measure.", stacklevel=2)
     modes = modes_of(model, plan)
     check_positions(model, (*plan.seq_lens, *plan.retrieval))
@@ -150,8 +148,7 @@ def modes_of(model: nn.Module, plan: EvaluationPlan) -> list[Mode]:
     config = focus_layers(model)[0].routing_config
     if plan.budgets and not config.by_cells:
         raise ValueError(f"pairs={plan.budgets[0]}: this adapter's routing is shared, use top_k.")
-    budgets = [str(share) for share in plan.budgets]
-    modes = list_modes(plan.modes, plan.top_ks or [config.top_k], budgets)
+    modes = list_modes(plan.modes, plan.top_ks or [config.top_k], list(map(str, plan.budgets)))
     for mode in modes:
         if mode.top_k is not None and not 1 <= mode.top_k <= config.num_groups:
             raise ValueError(f"top_k must be from 1 to num_groups ({config.num_groups}), got {mode.top_k}.")
@@ -159,9 +156,8 @@ def modes_of(model: nn.Module, plan: EvaluationPlan) -> list[Mode]:
 
 
 def _cut(text: TokenText, length: int, plan: EvaluationPlan) -> SlidingWindows:
-    ids = text.ids[: plan.max_tokens] if plan.max_tokens else text.ids
     try:
-        return SlidingWindows.of(ids, length, _stride(length, plan))
+        return SlidingWindows.of(text.ids[: plan.max_tokens or None], length, _stride(length, plan))
     except ValueError as error:
         raise ValueError(f"{text.name}: {error}") from None
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import ast
 import re
-from dataclasses import dataclass
+from collections.abc import Iterator
 from os.path import commonprefix
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -25,10 +25,8 @@ _BEFORE, _AFTER = 10, 20
 _PARAMETERS, _LONGEST = 3, 90
 
 
-@dataclass(frozen=True)
-class _Function:
-    """A function of a module: its name, the rest of its line after the bracket, the lines up to and after that
-    line."""
+class Function(NamedTuple):
+    """A function: its name, the rest of its line after the bracket, the lines up to that one, and those after it."""
 
     name: str
     parameters: str
@@ -36,10 +34,9 @@ class _Function:
     after: str
 
 
-def functions(source: Source) -> list[_Function]:
+def functions(source: Source) -> Iterator[Function]:
     """Top-level functions of a module whose definition is one line with several parameters."""
     lines = source.text.splitlines(keepends=True)
-    found = []
     for node in ast.parse(source.text).body:
         if not isinstance(node, ast.FunctionDef) or len(node.args.args) < _PARAMETERS or node.name.startswith("_"):
             continue
@@ -49,32 +46,22 @@ def functions(source: Source) -> list[_Function]:
             continue
         parameters = line[len(start) :].rstrip()
         if len(parameters) <= _LONGEST and source.text.count(parameters) == 1:
-            before = lines[max(0, node.lineno - 1 - _BEFORE) : node.lineno]
-            found.append(
-                _Function(node.name, parameters, "".join(before), "".join(lines[node.lineno : node.lineno + _AFTER]))
-            )
-    return found
+            shown = "".join(lines[max(0, node.lineno - 1 - _BEFORE) : node.lineno])
+            yield Function(node.name, parameters, shown, "".join(lines[node.lineno : node.lineno + _AFTER]))
 
 
 def make_completion_prompts(tokenizer: Any, length: int, samples: int, seed: int = 0) -> list[CodePrompt]:
-    """Prompts of exactly so many tokens with their answers, the last ones.
+    """Prompts of exactly so many tokens, each about a function of another module; the last tokens are the answer.
 
     An answer's distance is that of its first token from the last token of the line that has it.
-
-    Args:
-        tokenizer: of the model.
-        length: tokens of each prompt and its answer; the answer's first place is nearly as far back.
-        samples: how many, each about a function of another module.
-        seed: of all choices.
 
     Raises:
         ValueError: nothing fits into so few tokens, or there are not so many functions.
     """
 
     def make(modules: list[Source]) -> CodePrompt | None:
-        source, *others = modules
-        found = functions(source)
-        return _prompt(tokenizer, source, found[0], others, length) if found else None
+        function = next(functions(modules[0]), None)
+        return None if function is None else _prompt(tokenizer, modules[0], function, modules[1:], length)
 
     prompts = prompts_of(f"{seed} completion {length}", samples, make)
     if len(prompts) < samples:
@@ -86,7 +73,7 @@ def make_completion_prompts(tokenizer: Any, length: int, samples: int, seed: int
 
 
 def _prompt(
-    tokenizer: Any, source: Source, function: _Function, others: list[Source], length: int
+    tokenizer: Any, source: Source, function: Function, others: list[Source], length: int
 ) -> CodePrompt | None:
     def ids(text: str, special: bool = False) -> list[int]:
         return list(tokenizer(text, add_special_tokens=special, verbose=False).input_ids)
@@ -98,7 +85,7 @@ def _prompt(
         f"# The same parameters as {source.name}.{function.name}, see {source.name}.py.\ndef {function.name}("
     )
     asked, answered = ids(question), ids(question + function.parameters)
-    same = len(commonprefix([asked, answered]))
+    answer = len(answered) - len(commonprefix([asked, answered]))
     room = length - len(head) - len(after) - len(answered)
     if room < 0:
         return None
@@ -111,6 +98,5 @@ def _prompt(
     if len(filler) < room:
         return None
     whole = [*head, *after, *filler[:room], *answered]
-    answer = len(answered) - same
     places = tuple(range(length - answer, length))
     return CodePrompt(torch.tensor(whole), (Copy(places, length - answer - len(head)),))

@@ -63,14 +63,9 @@ def _names(code: str) -> Iterator[tuple[str, int, int]]:
 def make_names_prompts(tokenizer: Any, length: int, samples: int, seed: int = 0) -> list[CodePrompt]:
     """The starts of modules of the standard library that have as many tokens.
 
-    Args:
-        tokenizer: of the model; it must say which characters a token is of (a "fast" one).
-        length: tokens of each.
-        samples: how many modules.
-        seed: of the choice.
-
     Raises:
-        ValueError: the tokenizer is of another kind, or there are not so many modules.
+        ValueError: the tokenizer does not say which characters a token is of (it is no "fast" one), or there are not
+            so many modules.
     """
     if not getattr(tokenizer, "is_fast", False):
         raise ValueError("Names are found by a tokenizer's offsets: load a fast tokenizer (use_fast=True).")

@@ -72,8 +72,7 @@ def measure_code(model: Any, tokenizer: Any, plan: CodePlan, modes: Sequence[Mod
     """Ask every mode the same: one row at a time, for each length, task and mode.
 
     Args:
-        model: with an active Focus adapter; it keeps its own settings.
-        tokenizer: of the model.
+        model, tokenizer: with an active Focus adapter; it keeps its own settings.
         plan: what to ask.
         modes: see `list_modes`.
 
@@ -116,15 +115,8 @@ def _mean(losses: list[Tensor]) -> float:
 
 @torch.no_grad()
 def losses_of(model: Any, ids: Tensor, places: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Losses of some tokens of a text, and whether each is the model's first choice.
-
-    Args:
-        model: a causal language model.
-        ids: token ids ``(T,)``.
-        places: of the tokens, none of them the first.
-
-    Returns:
-        Nats, float32 ``(n,)``, and bool ``(n,)``.
+    """Losses of tokens at some places of a text ``(T,)``, none of them the first, and whether each is the model's
+    first choice: nats, float32 ``(n,)``, and bool ``(n,)``.
     """
     wanted = torch.tensor(places)
     device = device_of(model)

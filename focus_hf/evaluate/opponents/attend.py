@@ -63,14 +63,8 @@ class Counted:
 
 @dataclass(eq=False)
 class Told:
-    """A layer's configuration that names our attention function, and what that is told; all else is the layer's own.
-
-    Args:
-        config: the layer's own.
-        layer: its number.
-        selector: chooses.
-        keys_at: of a context's length, how many keys each query may read.
-        counted: what was read.
+    """A layer's configuration that names our attention function, and what that is told: the number of the layer, what
+    chooses, how many keys a query may read by the context's length, what was read. All else is the layer's own.
     """
 
     config: Any
@@ -159,19 +153,15 @@ def opponent_attention(
     softcap: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attention function registered with transformers as ``"focus_opponent"``.
+    """Attention function registered with transformers as ``"focus_opponent"``, see there.
 
     Args:
         module: an attention module inside `attend_by`.
-        query: ``(B, H, Q, D)``, of the last ``Q`` of ``S`` tokens.
-        key, value: ``(B, H_kv, S, D)``, ``(B, H_kv, S, D_v)``.
+        query, key, value: ``(B, H, Q, D)`` of the last ``Q`` of ``S`` tokens, ``(B, H_kv, S, D)``,
+            ``(B, H_kv, S, D_v)``.
         attention_mask: ``None``, or ``(B, 1 or H, Q, S)``, bool or additive.
-        scaling: factor on ``q . k``; ``D ** -0.5`` if ``None``.
         dropout: not done: opponents are measured, not trained.
         softcap: Gemma-2's soft-capping of the scores.
-
-    Returns:
-        ``(B, Q, H, D_v)``, and ``None`` for the attention weights.
 
     Raises:
         NotImplementedError: the model hands over something else.

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .selector import BLOCK, Call, Choice, Cost, Estimate, Reader, Selector, by_unit, products, read_best
+from .selector import BLOCK, Call, Choice, Cost, Estimate, Reader, Selector, by_unit, products, read_best, window
 
 
 class Clusters(Selector):
@@ -37,7 +37,7 @@ class Clusters(Selector):
             known = first // BLOCK * BLOCK
             query, key = call.queries(first, end), call.key[:, :, :known]
             if not known:
-                return Choice(read_best(torch.arange(end).expand(*query.shape[:3], -1), first, call.keys))
+                return Choice(window(first, end, call.keys, query.device))
             cluster = k_means(key, -(-known // self.size), self.rounds)
             members = F.one_hot(cluster, -(-known // self.size)).to(key.dtype)  # (B, H_kv, known, C)
             sizes = members.sum(dim=2)
@@ -66,7 +66,7 @@ def k_means(keys: Tensor, count: int, rounds: int) -> Tensor:
 
     Args:
         keys: float32 ``(B, H, n, D)``.
-        count: of clusters, ``C``, at most ``n``; one that loses all keys stays where it is.
+        count: of clusters, at most ``n``; one that loses all keys stays where it is.
         rounds: of assigning and averaging.
 
     Returns:

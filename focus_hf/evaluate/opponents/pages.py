@@ -32,7 +32,9 @@ class Pages(Selector):
             seen, page_of_key = -(-end // self.size), torch.arange(end, device=call.key.device) // self.size
             is_own = torch.arange(seen, device=page_of_key.device) == page_of_key[first:, None]
             scores = self.scores(call.queries(first, end), tuple(vectors[:, :, :seen] for vectors in known))
-            return Choice(read_best(by_unit(scores.masked_fill(is_own, torch.inf), page_of_key), first, call.keys))
+            return Choice(
+                read_best(by_unit(scores.masked_fill(is_own, torch.inf), page_of_key[None, None]), first, call.keys)
+            )
 
         return read
 

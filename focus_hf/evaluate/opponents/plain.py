@@ -31,16 +31,15 @@ class Random(Selector):
     groups = 64
 
     def reader(self, call: Call) -> Reader:
-        batch, heads = call.query.shape[:2]
+        heads, device = call.query.shape[1], call.key.device
         layer, kv_head = torch.tensor(call.layer), torch.arange(call.key.shape[1])[:, None]
         drawn = hashed(layer, kv_head, torch.arange(call.length)) * self.groups
-        of_keys = drawn.long().to(call.key.device)[None].expand(batch, -1, -1)
+        of_keys = drawn.long().to(device)[None]
 
         def read(first: int, end: int) -> Choice:
             places = torch.arange(first, end)[:, None]
             scores = hashed(layer, torch.arange(heads)[:, None, None], places, torch.arange(self.groups))
-            scores = scores.to(call.key.device)[None].expand(batch, -1, -1, -1)
-            return Choice(read_best(by_unit(scores, of_keys[..., :end]), first, call.keys))
+            return Choice(read_best(by_unit(scores.to(device)[None], of_keys[..., :end]), first, call.keys))
 
         return read
 

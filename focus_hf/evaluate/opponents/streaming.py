@@ -35,9 +35,7 @@ class Streaming(Selector):
 
     def reader(self, call: Call) -> Reader:
         if not any(layer == call.layer for layer, _ in self.order):
-            raise ValueError(
-                f"What the heads of layer {call.layer} lose to a window was not measured: make_selector()."
-            )
+            raise ValueError(f"What heads of layer {call.layer} lose to a window was not measured: make_selector().")
         keys = self.keys_of_heads(call.keys, call.length)
         own = torch.tensor([keys[call.layer, head] for head in range(call.key.shape[1])], device=call.key.device)
         each = own.repeat_interleave(call.query.shape[1] // call.key.shape[1])[:, None, None]

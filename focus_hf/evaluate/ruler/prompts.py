@@ -37,8 +37,7 @@ def make_prompts(tokenizer: Any, task: str, length: int, samples: int, seed: int
         tokenizer: of the model; its chat template is used where it has one.
         task: a name in `TASKS`.
         length: tokens of prompt and answer.
-        samples: how many; each by itself depends on seed, task and length alone.
-        seed: of all choices.
+        samples: how many; each by itself depends on ``seed``, task and length alone.
 
     Raises:
         ValueError: the task does not fit into so few tokens.

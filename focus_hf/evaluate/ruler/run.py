@@ -70,8 +70,7 @@ def measure_ruler(model: Any, tokenizer: Any, plan: RulerPlan, modes: Sequence[M
     """Ask every mode the same questions: one row at a time, for each length, task and mode.
 
     Args:
-        model: with an active Focus adapter; it keeps its own settings.
-        tokenizer: of the model.
+        model, tokenizer: with an active Focus adapter; it keeps its own settings.
         plan: what to ask.
         modes: see `list_modes`; soft attention is left out.
 
@@ -117,15 +116,9 @@ def _question(prompt: Prompt) -> int:
 
 @torch.no_grad()
 def generate_answer(model: Any, tokenizer: Any, prompt: Prompt, cache: Any) -> str:
-    """What the model says, greedily.
+    """What the model says, greedily, after a cache from `read_question`, which is written to.
 
     It stops as soon as every answer has been said: nothing that comes later can change the score.
-
-    Args:
-        model: to ask.
-        tokenizer: of the model.
-        prompt: what to ask.
-        cache: from `read_question`, which is written to.
     """
     ids = torch.tensor(prompt.ids, device=device_of(model))[None]
 
@@ -150,15 +143,8 @@ def generate_answer(model: Any, tokenizer: Any, prompt: Prompt, cache: Any) -> s
 
 @torch.no_grad()
 def answer_losses(model: nn.Module, prompt: Prompt, cache: Any) -> tuple[Tensor, Tensor]:
-    """Losses of the right answer's tokens, and whether each is the first choice.
-
-    Args:
-        model: to ask.
-        prompt: what to ask.
-        cache: from `read_question`, which is written to.
-
-    Returns:
-        Nats, float32 ``(n,)``, and bool ``(n,)``.
+    """Losses of the right answer's tokens, float32 ``(n,)`` in nats, and whether each is the first choice, bool
+    ``(n,)``, after a cache from `read_question`, which is written to.
     """
     rest = torch.tensor(prompt.answered[_question(prompt) :])
     logits = model(input_ids=rest[None].to(device_of(model)), past_key_values=cache, use_cache=True).logits

@@ -66,12 +66,8 @@ _ALPHA, _ZETA = 2.0, 1.6449340668482264  # pi^2 / 6, the zeta function at 2
 
 @dataclass(frozen=True)
 class Example:
-    """One prompt of a task.
-
-    Args:
-        question: what a user says.
-        prefix: how the answer begins; the model goes on from there.
-        answers: what must be in it.
+    """One prompt of a task: what a user says, how the answer begins (the model goes on from there), and what must be
+    in it.
     """
 
     question: str
@@ -151,10 +147,7 @@ def _variables(random: Random, size: int, length: int) -> Example:
 
 
 def _chain(random: Random, size: int, letters: int) -> Example:
-    names: list[str] = []
-    while len(names) <= _HOPS:
-        name = "".join(random.choices(string.ascii_uppercase, k=letters))
-        names += [name] if name not in names else []
+    names = _distinct(random, _HOPS + 1, string.ascii_uppercase, letters)
     value = str(random.randrange(10_000, 99_999))
     values = [value, *(f"VAR {name}" for name in names)]
     sentences = [_NOISE] * size
@@ -170,15 +163,18 @@ def _chain(random: Random, size: int, letters: int) -> Example:
 
 def _frequent_words(random: Random, size: int, length: int) -> Example:
     """fwe: ``size`` coded words with frequencies of a zeta distribution, the most frequent one replaced by dots."""
-    count = max(5, (length - TASKS["fwe"].new_tokens) // 50)
-    words: list[str] = []
-    while len(words) < count:
-        word = "".join(random.choices(string.ascii_lowercase, k=6))
-        words += [word] if word not in words else []
+    words = _distinct(random, max(5, (length - TASKS["fwe"].new_tokens) // 50), string.ascii_lowercase, 6)
     words[0] = "..."
     text = [word for rank, word in enumerate(words, start=1) for _ in range(int(size * rank**-_ALPHA / _ZETA))]
     random.shuffle(text)
     return Example(_WORDS_QUESTION.format(context=" ".join(text)), _WORDS_PREFIX, tuple(words[1:4]))
+
+
+def _distinct(random: Random, count: int, letters: str, length: int) -> list[str]:
+    words: dict[str, None] = {}
+    while len(words) < count:
+        words["".join(random.choices(letters, k=length))] = None
+    return list(words)
 
 
 #: RULER's names. The least sizes: a place for each name of a chain; enough words that the fourth is said more often
