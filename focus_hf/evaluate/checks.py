@@ -40,9 +40,7 @@ def check_positions(model: Any, lengths: Sequence[int]) -> None:
 
 
 def check_tokenizer(model: nn.Module, windows: Tensor) -> None:
-    """Make sure that a pretrained model predicts its text (windows ``(N, T)``) better than chance: a `ValueError` says
-    that it reads tokens of another tokenizer.
-    """
+    """Make sure that a model predicts windows of text ``(N, T)`` better than chance: `ValueError` if it does not."""
     chance = int(model.get_input_embeddings().weight.shape[0])  # type: ignore[operator]
     measured = perplexity(model, windows[:_PROBED, :_PROBED_TOKENS], batch_size=1)
     if not measured < 2 * chance:  # an untrained model is at chance

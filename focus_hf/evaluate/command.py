@@ -72,12 +72,8 @@ def run_evaluation(
     results = Results(measured_with=measured_with())
     if texts:
         bar = progress.add_task("evaluation", total=count_ticks(model, len(texts), plan))
-        results = evaluate(
-            model,
-            [TokenText.of(text, text.token_ids(tokenizer)) for text in texts],
-            plan,
-            tick=lambda done: progress.update(bar, advance=1, description=done),
-        )
+        given = [TokenText.of(text, text.token_ids(tokenizer)) for text in texts]
+        results = evaluate(model, given, plan, lambda done: progress.update(bar, advance=1, description=done))
     if ruler is not None:
         check_positions(model, ruler.lengths)
         modes = with_cache(modes_of(model, plan))
@@ -95,8 +91,7 @@ def run_evaluation(
             model, tokenizer, tasks, task_path=task_path, limit=limit, batch_size=plan.batch_size, tick=tick
         )
     progress.stop()
-    document = json.dumps(asdict(results), indent=2, allow_nan=False) + "\n"
-    deliver(document, json_out, tables(results))
+    deliver(json.dumps(asdict(results), indent=2, allow_nan=False) + "\n", json_out, tables(results))
     if plots is not None:
         save_plots(results, plots)
     if write:

@@ -84,9 +84,7 @@ def position_figure(rows: Iterable[QualityRow], path: str | os.PathLike[str]) ->
 
 
 def retrieval_figure(rows: Sequence[dict[str, Any]], path: str | os.PathLike[str]) -> Path:
-    """Information retrieved from far back against length, one line for each mode: rows of `Results.retrieval`. See
-    `quality_figure`.
-    """
+    """Information retrieved from far back against length, by mode, of `Results.retrieval`. See `quality_figure`."""
     figure, axes = _axes()
     _by_length(axes, rows, "gain")
     axes.axhline(0, color="black", linewidth=1)
@@ -95,9 +93,7 @@ def retrieval_figure(rows: Sequence[dict[str, Any]], path: str | os.PathLike[str
 
 
 def ruler_figure(rows: Sequence[dict[str, Any]], path: str | os.PathLike[str]) -> Path:
-    """RULER's score, a mean over its tasks, against length, one line for each mode: rows of `Results.ruler`. See
-    `quality_figure`.
-    """
+    """RULER's score, a mean over its tasks, against length, by mode, of `Results.ruler`. See `quality_figure`."""
     figure, axes = _axes()
     _by_length(axes, [{**row, "answered": 100 * row["score"]} for row in rows], "answered")
     axes.set(ylabel="answered (%)", ylim=(-3, 103))
@@ -106,14 +102,12 @@ def ruler_figure(rows: Sequence[dict[str, Any]], path: str | os.PathLike[str]) -
 
 def _by_length(axes: Any, rows: Sequence[dict[str, Any]], value: str) -> None:
     """A line for each mode: the mean of its rows at each length, whatever width a window has there."""
-    modes = [replace(Mode.of(row), width=None) for row in rows]
-    for place, mode in enumerate(dict.fromkeys(modes)):
-        means: dict[int, list[float]] = {}
-        for row, of_row in zip(rows, modes, strict=True):
-            if of_row == mode:
-                means.setdefault(row["length"], []).append(row[value])
-        lengths = sorted(means)
-        _line(axes, place, mode.name, lengths, [fmean(means[length]) for length in lengths], str(mode))
+    lines: dict[Mode, dict[int, list[float]]] = {}
+    for row in rows:
+        lines.setdefault(replace(Mode.of(row), width=None), {}).setdefault(row["length"], []).append(row[value])
+    for place, (mode, found) in enumerate(lines.items()):
+        lengths = sorted(found)
+        _line(axes, place, mode.name, lengths, [fmean(found[length]) for length in lengths], str(mode))
     axes.set(xlabel="tokens")
     axes.legend(fontsize="small")
 

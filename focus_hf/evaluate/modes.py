@@ -53,12 +53,7 @@ class Mode:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """What was measured in a mode.
-
-    Args:
-        mode: name of the `Mode`.
-        top_k, width, budget: see `Mode`.
-    """
+    """What was measured in a mode: ``mode`` is its name, for the others see `Mode`."""
 
     mode: str
     top_k: int | None = None
@@ -148,11 +143,8 @@ def _routed_as(model: nn.Module, layers: list[FocusLayer], mode: Mode, length: i
 
 def routed_modules(model: nn.Module) -> list[nn.Module]:
     """The attention modules that the Focus adapter routes."""
-    return [
-        module
-        for _, module in find_attention(model)
-        if any(isinstance(child, FocusLayer) for child in module.children())
-    ]
+    attention = [module for _, module in find_attention(model)]
+    return [module for module in attention if any(isinstance(child, FocusLayer) for child in module.children())]
 
 
 @contextmanager

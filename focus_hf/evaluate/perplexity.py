@@ -103,12 +103,8 @@ def far_copies(windows: Tensor, local_window: int) -> Tensor:
     ``local_window`` before the token that predicts. Far context helps little but with these (Sun et al., arXiv
     2109.09115), and a mean over all tokens hides them.
 
-    Args:
-        windows: token ids ``(N, T)``.
-        local_window: of the adapter.
-
     Returns:
-        bool ``(N, T - 1)``, one entry for each predicted token.
+        Of token ids ``(N, T)``, bool ``(N, T - 1)``, one entry for each predicted token.
     """
     bigrams = windows[:, :-1] * (windows.max() + 1) + windows[:, 1:]
     order = bigrams.argsort(dim=1, stable=True)

@@ -66,11 +66,7 @@ def quality_table(
 
 
 def measure_quality(
-    model: nn.Module,
-    text: SlidingWindows,
-    modes: Sequence[Mode],
-    batch_size: int = 4,
-    count_scoring: bool = False,
+    model: nn.Module, text: SlidingWindows, modes: Sequence[Mode], batch_size: int = 4, count_scoring: bool = False
 ) -> Iterator[QualityRow]:
     """One `QualityRow` for each mode, dense first; an opponent without a width gets one by the pairs of Focus here.
 

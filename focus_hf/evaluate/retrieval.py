@@ -50,8 +50,7 @@ class Haystack:
 
     Args:
         text: token ids ``(T,)``.
-        present: needles that are in it, each a key and its value: ``(n, key + value tokens)``.
-        absent: as many that are not.
+        present, absent: needles in it and as many others, each a key and its value: ``(n, key + value tokens)``.
         key_tokens: of each.
     """
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -78,10 +79,7 @@ class TokenText:
 
 
 def evaluate(
-    model: nn.Module,
-    texts: Sequence[TokenText],
-    plan: EvaluationPlan,
-    tick: Callable[[str], None] = lambda done: None,
+    model: nn.Module, texts: Sequence[TokenText], plan: EvaluationPlan, tick: Callable[[str], None] = lambda done: None
 ) -> Results:
     """Measure a model with an active Focus adapter.
 
@@ -103,9 +101,8 @@ def evaluate(
         warnings.warn(f"This adapter {why}, so there is no soft attention to measure.", stacklevel=2)
     modes = modes_of(model, plan)
     check_positions(model, (*plan.seq_lens, *plan.retrieval))
-    cut = [(text, _cut(text, length, plan)) for text in texts for length in plan.seq_lens]
     evaluations = []
-    for text, windows in cut:
+    for text, stride, windows in list(_cut(texts, plan)):  # what is too short is said before anything is measured
         length = windows.windows.shape[1]
         rows = []
         for row in measure_quality(model, windows, modes, plan.batch_size, plan.count_scoring):
@@ -116,7 +113,7 @@ def evaluate(
                 data=text.name,
                 context_length=length,
                 rows=rows,
-                stride=_stride(length, plan),
+                stride=stride,
                 tokens=int(windows.scored.sum()),
                 revision=text.revision,
                 dataset=text.dataset,
@@ -126,8 +123,8 @@ def evaluate(
         )
     results = Results(evaluations, measured_with=measured_with())
     if plan.retrieval:
-        rows = probe_retrieval(model, texts[0].ids, plan.retrieval, modes, trials=plan.trials, seed=plan.seed)
-        for found in rows:
+        probed = probe_retrieval(model, texts[0].ids, plan.retrieval, modes, trials=plan.trials, seed=plan.seed)
+        for found in probed:
             results.retrieval.append(found.to_dict())
             tick(f"retrieval, {found.length} tokens: {found}")
     return results
@@ -155,12 +152,11 @@ def modes_of(model: nn.Module, plan: EvaluationPlan) -> list[Mode]:
     return [mode for mode in modes if mode.name != "soft" or config.has_soft_attention]
 
 
-def _cut(text: TokenText, length: int, plan: EvaluationPlan) -> SlidingWindows:
-    try:
-        return SlidingWindows.of(text.ids[: plan.max_tokens or None], length, _stride(length, plan))
-    except ValueError as error:
-        raise ValueError(f"{text.name}: {error}") from None
-
-
-def _stride(length: int, plan: EvaluationPlan) -> int:
-    return max(1, round(plan.stride * length))
+def _cut(texts: Sequence[TokenText], plan: EvaluationPlan) -> Iterator[tuple[TokenText, int, SlidingWindows]]:
+    """Every text at every length, with the stride in tokens."""
+    for text, length in product(texts, plan.seq_lens):
+        stride = max(1, round(plan.stride * length))
+        try:
+            yield text, stride, SlidingWindows.of(text.ids[: plan.max_tokens or None], length, stride)
+        except ValueError as error:
+            raise ValueError(f"{text.name}: {error}") from None

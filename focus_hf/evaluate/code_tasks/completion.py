@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import partial
 from os.path import commonprefix
 from typing import Any, NamedTuple
 
@@ -58,12 +59,7 @@ def make_completion_prompts(tokenizer: Any, length: int, samples: int, seed: int
     Raises:
         ValueError: nothing fits into so few tokens, or there are not so many functions.
     """
-
-    def make(modules: list[Source]) -> CodePrompt | None:
-        function = next(functions(modules[0]), None)
-        return None if function is None else _prompt(tokenizer, modules[0], function, modules[1:], length)
-
-    prompts = prompts_of(f"{seed} completion {length}", samples, make)
+    prompts = prompts_of(f"{seed} completion {length}", samples, partial(_prompt, tokenizer, length))
     if len(prompts) < samples:
         raise ValueError(
             f"Code completion made {len(prompts)} prompts of {length} tokens, {samples} were asked for. Ask for fewer "
@@ -72,9 +68,13 @@ def make_completion_prompts(tokenizer: Any, length: int, samples: int, seed: int
     return prompts
 
 
-def _prompt(
-    tokenizer: Any, source: Source, function: Function, others: list[Source], length: int
-) -> CodePrompt | None:
+def _prompt(tokenizer: Any, length: int, modules: list[Source]) -> CodePrompt | None:
+    """One about a function of the first module, filled up with the others; ``None`` if it cannot be made."""
+    source, *others = modules
+    function = next(functions(source), None)
+    if function is None:
+        return None
+
     def ids(text: str, special: bool = False) -> list[int]:
         return list(tokenizer(text, add_special_tokens=special, verbose=False).input_ids)
 

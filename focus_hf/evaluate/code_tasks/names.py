@@ -11,6 +11,7 @@ import io
 import keyword
 import tokenize
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -69,23 +70,23 @@ def make_names_prompts(tokenizer: Any, length: int, samples: int, seed: int = 0)
     """
     if not getattr(tokenizer, "is_fast", False):
         raise ValueError("Names are found by a tokenizer's offsets: load a fast tokenizer (use_fast=True).")
-
-    def make(modules: list[Source]) -> CodePrompt | None:
-        text = modules[0].text
-        if len(text) < length:
-            return None
-        read = tokenizer(text, return_offsets_mapping=True, add_special_tokens=False, verbose=False)
-        if len(read.input_ids) < length:
-            return None
-        uses = second_uses(text, read.offset_mapping[:length])
-        if len(uses) * _TOKENS_EACH < length:  # it is mostly prose
-            return None
-        return CodePrompt(torch.tensor(read.input_ids[:length]), tuple(uses))
-
-    prompts = prompts_of(f"{seed} names {length}", samples, make)
+    prompts = prompts_of(f"{seed} names {length}", samples, partial(_prompt, tokenizer, length))
     if len(prompts) < samples:
         raise ValueError(
             f"The standard library has {len(prompts)} modules of {length} tokens, {samples} were asked for. Ask for "
             "fewer samples or shorter ones."
         )
     return prompts
+
+
+def _prompt(tokenizer: Any, length: int, modules: list[Source]) -> CodePrompt | None:
+    """The start of the first module; ``None`` if it is too short, or mostly prose."""
+    text = modules[0].text
+    if len(text) < length:
+        return None
+    read = tokenizer(text, return_offsets_mapping=True, add_special_tokens=False, verbose=False)
+    if len(read.input_ids) < length:
+        return None
+    uses = second_uses(text, read.offset_mapping[:length])
+    enough = len(uses) * _TOKENS_EACH >= length
+    return CodePrompt(torch.tensor(read.input_ids[:length]), tuple(uses)) if enough else None

@@ -24,13 +24,7 @@ TASKS = {"names": make_names_prompts, "completion": make_completion_prompts}
 
 @dataclass(frozen=True)
 class CodePlan:
-    """What to ask.
-
-    Args:
-        lengths: tokens of each prompt.
-        samples: prompts of each task and length.
-        seed: of the prompts.
-    """
+    """What to ask: ``samples`` prompts of each task at each of some lengths in tokens; the seed is theirs."""
 
     lengths: Sequence[int]
     samples: int = 10
@@ -88,8 +82,8 @@ def measure_code(model: Any, tokenizer: Any, plan: CodePlan, modes: Sequence[Mod
             with attending(model, mode, first) as counted:
                 found = _measured(model, task, prompts)
                 pairs, _ = shares_read(model, mode, counted, first)
-            asked = {"task": task, "length": length, "samples": plan.samples, "seed": plan.seed}
-            yield CodeRow(**mode.columns, **asked, **found, pairs=pairs)
+            found |= {"pairs": pairs, "samples": plan.samples, "seed": plan.seed}
+            yield CodeRow(**mode.columns, task=task, length=length, **found)
 
 
 def _measured(model: Any, task: str, prompts: Sequence[CodePrompt]) -> dict[str, Any]:

@@ -45,12 +45,8 @@ def standard_library() -> tuple[Source, ...]:
 
 
 def prompts_of(seed: str, samples: int, make: Callable[[list[Source]], CodePrompt | None]) -> list[CodePrompt]:
-    """The first prompts that can be made, at most ``samples``, each of another module.
-
-    Args:
-        seed: decides alone which modules come first.
-        samples: how many.
-        make: of all modules, the prompt's own first.
+    """The first prompts that can be made, at most ``samples``, of all modules, each with another one first; the seed
+    alone decides their order.
     """
     modules = list(standard_library())
     Random(seed).shuffle(modules)

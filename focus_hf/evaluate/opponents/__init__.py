@@ -1,8 +1,7 @@
 """What Focus is measured against: methods of the field, written from their papers, at as many pairs.
 
-Each is a small module behind one interface, `Selector`. They choose for every query head by itself, always read the
-first 4 and the last 64 tokens, and are told a number of keys for each query; what their choosing costs is stated
-beside, see `Cost`.
+Each is a `Selector`. They choose for every query head by itself and always read the first 4 and the last 64 tokens, as
+their papers do; what choosing costs is stated beside, see `Cost`.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ def attend_by(
     layers: Sequence[nn.Module] | None = None,
     count_scoring: bool = False,
 ) -> Iterator[Counted]:
-    """Within the block, attention layers read what a selector chooses; afterwards as before.
+    """Within the block, attention layers read what a selector chooses, and what they read is counted.
 
     The state is the model's: other models may run in other threads meanwhile, the same one runs under the selector.
 
@@ -102,9 +102,6 @@ def attend_by(
         keys: in place of it, how many keys each query reads at most.
         layers: attention modules; those that Focus could route by default, see `routable_layers`.
         count_scoring: what choosing costs in products is part of the share.
-
-    Yields:
-        The pairs read so far.
 
     Raises:
         ValueError: not one budget, or no layer to attend in.
@@ -149,18 +146,16 @@ def opponent_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float | None = None,
-    dropout: float = 0.0,
     softcap: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attention function registered with transformers as ``"focus_opponent"``, see there.
+    """Attention function registered with transformers as ``"focus_opponent"``, see there; without dropout.
 
     Args:
         module: an attention module inside `attend_by`.
         query, key, value: ``(B, H, Q, D)`` of the last ``Q`` of ``S`` tokens, ``(B, H_kv, S, D)``,
             ``(B, H_kv, S, D_v)``.
         attention_mask: ``None``, or ``(B, 1 or H, Q, S)``, bool or additive.
-        dropout: not done: opponents are measured, not trained.
         softcap: Gemma-2's soft-capping of the scores.
 
     Raises:

@@ -12,9 +12,10 @@ from .selector import Call, Choice, Cost, Reader, Selector, by_unit, products, r
 
 
 class Pages(Selector):
-    """Pages of ``size`` keys, each known by some vectors."""
+    """Pages of ``size`` keys, each known by as many ``vectors``."""
 
     size: int
+    vectors: int
 
     @abstractmethod
     def known(self, pages: Tensor) -> tuple[Tensor, ...]:
@@ -38,6 +39,11 @@ class Pages(Selector):
 
         return read
 
+    def cost(self, length: int) -> Cost:
+        """A vector of a page is half of a pair's worth."""
+        each = self.vectors / 2 / self.size
+        return Cost(each, each)
+
 
 class Quest(Pages):
     """Quest (Tang et al., arXiv 2406.10774): pages of keys by a bound on their scores.
@@ -48,7 +54,7 @@ class Quest(Pages):
     """
 
     name = "quest"
-    size = 16
+    size, vectors = 16, 2
 
     def known(self, pages: Tensor) -> tuple[Tensor, ...]:
         return pages.amin(dim=3), pages.amax(dim=3)
@@ -56,10 +62,6 @@ class Quest(Pages):
     def scores(self, query: Tensor, known: tuple[Tensor, ...]) -> Tensor:
         least, most = known
         return products(query.clamp(min=0), most) + products(query.clamp(max=0), least)
-
-    def cost(self, length: int) -> Cost:
-        """Two vectors for each page: a pair's worth."""
-        return Cost(1 / self.size, 1 / self.size)
 
 
 class MeanBlocks(Pages):
@@ -70,14 +72,10 @@ class MeanBlocks(Pages):
     """
 
     name = "blocks"
-    size = 64
+    size, vectors = 64, 1
 
     def known(self, pages: Tensor) -> tuple[Tensor, ...]:
         return (pages.mean(dim=3),)
 
     def scores(self, query: Tensor, known: tuple[Tensor, ...]) -> Tensor:
         return products(query, *known)
-
-    def cost(self, length: int) -> Cost:
-        """One vector for each block: half of a pair's worth."""
-        return Cost(0.5 / self.size, 0.5 / self.size)

@@ -23,9 +23,7 @@ class Window(Selector):
 
 
 class Random(Selector):
-    """Groups that mean nothing: keys are in one of so many, drawn by their places, and each query reads groups in an
-    order of its own.
-    """
+    """Groups that mean nothing: keys are in one by lot, and each query reads groups in an order of its own."""
 
     name = "random"
     groups = 64
@@ -45,9 +43,7 @@ class Random(Selector):
 
 
 class Oracle(Selector):
-    """The keys with most of dense attention's weight, as many for every head and query. No method: all are
-    scored.
-    """
+    """The keys with most of dense attention's weight, as many for every head and query: no method, all are scored."""
 
     name = "oracle"
 

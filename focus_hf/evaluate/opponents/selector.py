@@ -1,9 +1,7 @@
 """The one interface of all opponents: which pairs at a budget, and what choosing them costs.
 
-A method of sparse attention is a `Selector`. For a layer's call it gives a `Reader`, which says block by block of
-queries which keys they read. All of them choose for every query head by itself, and all read the first tokens and
-the last ones before a query whatever else they choose, as their papers do. The budget is a number of keys that every
-query reads at most, see `keys_at`.
+For a layer's call a `Selector` gives a `Reader`, which says block by block of queries which keys they read. The budget
+is a number of keys that every query reads at most, see `keys_at`.
 """
 
 from __future__ import annotations

@@ -39,7 +39,6 @@ class Streaming(Selector):
         keys = self.keys_of_heads(call.keys, call.length)
         own = torch.tensor([keys[call.layer, head] for head in range(call.key.shape[1])], device=call.key.device)
         each = own.repeat_interleave(call.query.shape[1] // call.key.shape[1])[:, None, None]
-
         return lambda first, end: Choice(window(first, end, each, call.key.device))
 
     def keys_of_heads(self, keys: int, length: int) -> dict[tuple[int, int], int]:

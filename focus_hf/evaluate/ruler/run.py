@@ -18,13 +18,11 @@ from .tasks import TASKS, string_match_all
 
 @dataclass(frozen=True)
 class RulerPlan:
-    """What to ask.
+    """What to ask: ``samples`` prompts of each task, by its name in `TASKS`, at each of some lengths, in tokens of
+    prompt and answer; the seed is theirs.
 
-    Args:
-        lengths: tokens of prompt and answer.
-        tasks: names in `TASKS`.
-        samples: prompts of each task and length.
-        seed: of the prompts.
+    Raises:
+        ValueError: there is no such task.
     """
 
     lengths: Sequence[int]
@@ -86,12 +84,12 @@ def measure_ruler(model: Any, tokenizer: Any, plan: RulerPlan, modes: Sequence[M
             with attending(model, mode, first) as counted:
                 answers = [_answer(model, tokenizer, prompt) for prompt in prompts]
                 pairs, _ = shares_read(model, mode, counted, first)
-            asked = {"task": task, "length": length, "samples": plan.samples, "seed": plan.seed}
-            means = {kind: sum(answer[kind] for answer in answers) / len(answers) for kind in answers[0]}
-            yield RulerRow(**mode.columns, **asked, **means, pairs=pairs)
+            found = {kind: sum(answer[kind] for answer in answers) / len(answers) for kind in answers[0]}
+            found |= {"pairs": pairs, "samples": plan.samples, "seed": plan.seed}
+            yield RulerRow(**mode.columns, task=task, length=length, **found)
 
 
-def _answer(model: Any, tokenizer: Any, prompt: Prompt) -> dict[str, float]:
+def _answer(model: Any, tokenizer: Any, prompt: Prompt) -> dict[str, Any]:
     cache = read_question(model, prompt)
     said = generate_answer(model, tokenizer, prompt, copy.deepcopy(cache))
     losses, first_choice = answer_losses(model, prompt, cache)
@@ -104,14 +102,11 @@ def _answer(model: Any, tokenizer: Any, prompt: Prompt) -> dict[str, float]:
 
 @torch.no_grad()
 def read_question(model: Any, prompt: Prompt) -> Any:
-    """A KV cache with a question in it, but for its last token: reading a long one takes most of the time."""
-    ids = torch.tensor(prompt.ids[: _question(prompt)], device=device_of(model))[None]
+    """A KV cache with a question in it, but for the last token that is the same whatever the answer: reading a long
+    one takes most of the time.
+    """
+    ids = torch.tensor(prompt.answered[: -prompt.answer_tokens - 1], device=device_of(model))[None]
     return model(input_ids=ids, use_cache=True, logits_to_keep=1).past_key_values
-
-
-def _question(prompt: Prompt) -> int:
-    """Tokens that come before all that an answer depends on."""
-    return len(prompt.answered) - prompt.answer_tokens - 1
 
 
 @torch.no_grad()
@@ -146,7 +141,7 @@ def answer_losses(model: nn.Module, prompt: Prompt, cache: Any) -> tuple[Tensor,
     """Losses of the right answer's tokens, float32 ``(n,)`` in nats, and whether each is the first choice, bool
     ``(n,)``, after a cache from `read_question`, which is written to.
     """
-    rest = torch.tensor(prompt.answered[_question(prompt) :])
+    rest = torch.tensor(prompt.answered[-prompt.answer_tokens - 1 :])
     logits = model(input_ids=rest[None].to(device_of(model)), past_key_values=cache, use_cache=True).logits
     predicted, answer = logits[0, :-1].float().cpu(), rest[1:]
     return nn.functional.cross_entropy(predicted, answer, reduction="none"), predicted.argmax(dim=-1) == answer
