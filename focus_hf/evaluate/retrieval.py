@@ -126,7 +126,7 @@ def probe_retrieval(
         ids: token ids ``(n,)`` of an ordinary text.
         lengths: tokens of text and question.
         modes: see `list_modes`; soft attention is left out.
-        depth, seed: see `Haystack.make`.
+        depth: see `Haystack.make`; the seed is of its choices.
         trials: needles; up to 16 in one text, fewer in a short one.
     """
     for length in lengths:
