@@ -15,8 +15,8 @@ from transformers import AutoTokenizer, DynamicCache, LlamaConfig, LlamaForCausa
 
 from ..adapter import FocusConfig, focus_layers, set_routing
 from ..adapter.placement import load_base
+from ..evaluate.checks import check_positions
 from ..evaluate.modes import adapters_off, device_of
-from ..evaluate.run import check_positions
 from ..hub import load_adapted
 from ..texts import TextSource, tokenize_windows
 from ..train import calibrate

@@ -122,8 +122,9 @@ def evaluate_command(
     """Measure an adapter: perplexity in every mode, retention, retrieval, RULER, code, benchmarks; dense beside it."""
     from ..adapter.placement import check_placement
     from ..evaluate import CodePlan, EvaluationPlan, RulerPlan
-    from ..evaluate.command import Sources, run_evaluation
+    from ..evaluate.command import run_evaluation
     from ..hub import load_adapted
+    from ..texts import TextSource
 
     plan = EvaluationPlan(
         numbers("--seq-len", seq_len),
@@ -143,11 +144,12 @@ def evaluate_command(
         chosen = {"tasks": ruler_tasks.split(",")} if ruler_tasks else {}
         asked = RulerPlan(numbers("--ruler", ruler), **chosen, samples=ruler_samples, seed=seed)
     check_placement(device, device_map, dtype)
-    sources = Sources(tuple(map(str, text or ())), tuple(map(str, retention or ())), dataset, subset, split, column)
+    domain = [TextSource(tuple(map(str, text or ())), dataset, subset, split, None, column)] if text or dataset else []
+    others = [TextSource((str(name),), column=column) for name in retention or ()]
     with progress_bars() as progress:
         run_evaluation(
             adapter,
-            sources,
+            [*domain, *others],
             plan,
             load=partial(
                 load_adapted, base=model, device=device, device_map=device_map, dtype=dtype, revision=revision

@@ -1,13 +1,12 @@
 """Measure what an adapter keeps of the base model's quality, and what it saves."""
 
-from .code_tasks import CodePlan, CodeRow, measure_code
-from .copies import far_copies
+from .code_tasks.run import CodePlan, CodeRow, measure_code
 from .figures import position_figure, quality_figure, retrieval_figure, ruler_figure
 from .modes import MODES, OPPONENTS, Mode, at_share, attending, list_modes
-from .perplexity import SlidingWindows, attended_share, perplexity, position_curve, token_losses
+from .perplexity import SlidingWindows, attended_share, far_copies, perplexity, position_curve, token_losses
 from .quality import QualityRow, measure_quality, quality_table
 from .retrieval import Haystack, RetrievalRow, probe_retrieval
-from .ruler import RulerPlan, RulerRow, measure_ruler
+from .ruler.run import RulerPlan, RulerRow, measure_ruler
 from .run import EvaluationPlan, TokenText, evaluate
 
 __all__ = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -13,11 +14,7 @@ _PROBED, _PROBED_TOKENS = 4, 256
 
 
 def check_vocabulary(windows: Tensor, vocabulary: int, source: str) -> None:
-    """Make sure that a tokenizer belongs to a model.
-
-    Raises:
-        ValueError: a token id that the model does not have.
-    """
+    """Make sure that a tokenizer belongs to a model: `ValueError` for a token id that the model does not have."""
     largest = int(windows.max())
     if largest >= vocabulary:
         raise ValueError(
@@ -27,11 +24,7 @@ def check_vocabulary(windows: Tensor, vocabulary: int, source: str) -> None:
 
 
 def check_length(length: int, config: Any) -> None:
-    """Make sure that windows fit into a model's positions.
-
-    Raises:
-        ValueError: they do not.
-    """
+    """Make sure that windows fit into a model's positions: `ValueError` if they do not."""
     positions = getattr(config, "max_position_embeddings", None)
     if length < 2:
         raise ValueError(f"seq_len must be at least 2, got {length}.")
@@ -39,12 +32,15 @@ def check_length(length: int, config: Any) -> None:
         raise ValueError(f"seq_len is {length}, but the model has {positions} positions. Use at most {positions}.")
 
 
-def check_tokenizer(model: nn.Module, windows: Tensor) -> None:
-    """Make sure that a pretrained model predicts its text (windows ``(N, T)``) better than chance.
+def check_positions(model: Any, lengths: Sequence[int]) -> None:
+    """`check_length` where positions are a table: it ends; a rotation does not, though quality may."""
+    if not any("rotary" in type(module).__name__.lower() for module in model.modules()):
+        for length in lengths:
+            check_length(length, model.config)
 
-    Raises:
-        ValueError: it does not: it reads tokens of another tokenizer.
-    """
+
+def check_tokenizer(model: nn.Module, windows: Tensor) -> None:
+    """Make sure that a model predicts windows of text ``(N, T)`` better than chance: `ValueError` if it does not."""
     chance = int(model.get_input_embeddings().weight.shape[0])  # type: ignore[operator]
     measured = perplexity(model, windows[:_PROBED, :_PROBED_TOKENS], batch_size=1)
     if not measured < 2 * chance:  # an untrained model is at chance

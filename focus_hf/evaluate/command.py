@@ -3,56 +3,34 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rich.progress import Progress
+from rich.progress import Progress, TaskID
 
 from ..machine import measured_with, require
 from ..output import deliver
 from ..records import Results, check_writable, load_results, save_results
 from ..records.adapter_files import weights_hash
-from ..texts import Texts, TextSource
-from .code_tasks import TASKS, CodePlan, measure_code
+from ..texts import TextSource
+from .checks import check_positions
+from .code_tasks.run import TASKS, CodePlan, measure_code
 from .figures import position_figure, quality_figure, retrieval_figure, ruler_figure
 from .harness import run_tasks
+from .leave import take_sample
+from .modes import Row, with_cache
 from .quality import QualityRow
 from .report import tables
-from .ruler import RulerPlan, measure_ruler, ruler_modes
-from .run import EvaluationPlan, Load, TokenText, check_positions, count_ticks, evaluate, modes_of
-from .sample import take_sample
-
-
-@dataclass(frozen=True)
-class Sources:
-    """Texts of an evaluation.
-
-    Args:
-        domain: files of the domain.
-        retention: files of another domain.
-        dataset, subset, split, column: a data set of the domain instead of files.
-    """
-
-    domain: tuple[str, ...] = ()
-    retention: tuple[str, ...] = ()
-    dataset: str | None = None
-    subset: str | None = None
-    split: str = "test"
-    column: str = "text"
-
-    def load(self) -> list[Texts]:
-        """The domain's text, then each text of other domains."""
-        loaded = []
-        if self.domain or self.dataset:
-            loaded.append(TextSource(self.domain, self.dataset, self.subset, self.split, None, self.column).load())
-        return loaded + [TextSource((name,), column=self.column).load() for name in self.retention]
+from .ruler.run import RulerPlan, measure_ruler
+from .run import EvaluationPlan, Load, TokenText, count_ticks, evaluate, modes_of
 
 
 def run_evaluation(
     adapter: str,
-    sources: Sources,
+    sources: Sequence[TextSource],
     plan: EvaluationPlan,
     *,
     load: Load,
@@ -66,29 +44,25 @@ def run_evaluation(
     plots: Path | None = None,
     write: bool = False,
 ) -> Results:
-    """Measure an adapter and deliver what was asked for.
+    """Measure an adapter and deliver what was asked for; gives what was measured.
 
     Args:
         adapter: folder or Hub id.
-        sources: texts; none if only RULER, tasks on code or of the harness are run.
+        sources: texts, as for `evaluate`; none if only RULER, tasks on code or of the harness are run.
         plan: what to measure on them.
         load: gives model, tokenizer and folder of the adapter, see `focus_hf.hub.load_adapted`; called when all else
             was found in order.
         progress: shows how far it is.
-        ruler: RULER's tasks to measure, in the modes of the plan.
-        code: tasks on code to measure, in the modes of the plan.
+        ruler, code: RULER's tasks and tasks on code to measure, in the modes of the plan.
         tasks, task_path, limit: of lm-evaluation-harness, see `run_tasks`.
         json_out: file for JSON, or ``"-"`` for standard output, where then nothing else goes.
         plots: folder for pictures.
         write: put the figures into the adapter's folder; the card shows them from then on.
 
-    Returns:
-        What was measured.
-
     Raises:
         ValueError: nothing to measure, or bad input.
     """
-    texts = sources.load()
+    texts = [source.load() for source in sources]
     if not texts and ruler is None and code is None and not tasks:
         raise ValueError("Nothing to measure: give --text, --dataset, --ruler, --code or --tasks.")
     require(*(["matplotlib"] if plots is not None else []), *(["lm_eval"] if tasks else []))
@@ -98,30 +72,26 @@ def run_evaluation(
     results = Results(measured_with=measured_with())
     if texts:
         bar = progress.add_task("evaluation", total=count_ticks(model, len(texts), plan))
-        results = evaluate(
-            model,
-            [_tokens(text, tokenizer) for text in texts],
-            plan,
-            tick=lambda done: progress.update(bar, advance=1, description=done),
-        )
+        given = [TokenText.of(text, text.token_ids(tokenizer)) for text in texts]
+        results = evaluate(model, given, plan, lambda done: progress.update(bar, advance=1, description=done))
     if ruler is not None:
-        results.ruler = _ruler(model, tokenizer, ruler, plan, progress)
+        check_positions(model, ruler.lengths)
+        modes = with_cache(modes_of(model, plan))
+        bar = progress.add_task("RULER", total=len(modes) * len(ruler.tasks) * len(ruler.lengths))
+        results.ruler = _follow(measure_ruler(model, tokenizer, ruler, modes), progress, bar)
     if code is not None:
-        results.code = _code(model, tokenizer, code, plan, progress)
+        check_positions(model, code.lengths)
+        modes = modes_of(model, plan)
+        bar = progress.add_task("code", total=len(modes) * len(TASKS) * len(code.lengths))
+        results.code = _follow(measure_code(model, tokenizer, code, modes), progress, bar)
     if tasks:
         bar = progress.add_task(f"tasks: {', '.join(tasks)}", total=2)
+        tick = partial(progress.advance, bar)
         results.benchmarks = run_tasks(
-            model,
-            tokenizer,
-            tasks,
-            task_path=task_path,
-            limit=limit,
-            batch_size=plan.batch_size,
-            tick=lambda: progress.advance(bar),
+            model, tokenizer, tasks, task_path=task_path, limit=limit, batch_size=plan.batch_size, tick=tick
         )
     progress.stop()
-    document = json.dumps(asdict(results), indent=2, allow_nan=False) + "\n"
-    deliver(document, json_out, tables(results))
+    deliver(json.dumps(asdict(results), indent=2, allow_nan=False) + "\n", json_out, tables(results))
     if plots is not None:
         save_plots(results, plots)
     if write:
@@ -131,45 +101,26 @@ def run_evaluation(
     return results
 
 
-def _ruler(
-    model: Any, tokenizer: Any, ruler: RulerPlan, plan: EvaluationPlan, progress: Progress
-) -> list[dict[str, Any]]:
-    check_positions(model, ruler.lengths)
-    modes = ruler_modes(modes_of(model, plan))
-    bar = progress.add_task("RULER", total=len(modes) * len(ruler.tasks) * len(ruler.lengths))
+def _follow(measured: Iterable[Row], progress: Progress, bar: TaskID) -> list[dict[str, Any]]:
+    """Rows one by one as they are measured, with a bar that says which was the last."""
     rows = []
-    for row in measure_ruler(model, tokenizer, ruler, modes):
+    for row in measured:
         rows.append(row.to_dict())
         progress.update(bar, advance=1, description=str(row))
     return rows
 
 
-def _code(
-    model: Any, tokenizer: Any, code: CodePlan, plan: EvaluationPlan, progress: Progress
-) -> list[dict[str, Any]]:
-    check_positions(model, code.lengths)
-    modes = modes_of(model, plan)
-    bar = progress.add_task("code", total=len(modes) * len(TASKS) * len(code.lengths))
-    rows = []
-    for row in measure_code(model, tokenizer, code, modes):
-        rows.append(row.to_dict())
-        progress.update(bar, advance=1, description=str(row))
-    return rows
-
-
-def save_plots(results: Results, folder: Path) -> list[Path]:
+def save_plots(results: Results, folder: Path) -> None:
     """Pictures of the first evaluation, of the retrieval probe and of RULER."""
-    made = []
     for evaluation in results.evaluations[:1]:
         rows = [QualityRow(**row) for row in evaluation.rows]
-        made.append(quality_figure(rows, folder / "quality.png"))
+        quality_figure(rows, folder / "quality.png")
         if any(row.mode == "dense" for row in rows):
-            made.append(position_figure(rows, folder / "positions.png"))
+            position_figure(rows, folder / "positions.png")
     if results.retrieval:
-        made.append(retrieval_figure(results.retrieval, folder / "retrieval.png"))
+        retrieval_figure(results.retrieval, folder / "retrieval.png")
     if results.ruler:
-        made.append(ruler_figure(results.ruler, folder / "ruler.png"))
-    return made
+        ruler_figure(results.ruler, folder / "ruler.png")
 
 
 def add_to_adapter(results: Results, folder: Path) -> None:
@@ -178,7 +129,3 @@ def add_to_adapter(results: Results, folder: Path) -> None:
     results.weights_sha256 = weights_hash(folder)
     known.add(results)
     save_results(known, folder)
-
-
-def _tokens(text: Texts, tokenizer: Any) -> TokenText:
-    return TokenText.of(text, text.token_ids(tokenizer))

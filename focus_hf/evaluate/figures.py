@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from ..files import write_atomically
@@ -33,14 +34,8 @@ _DASHES = ("-", "--", "-.", ":")
 
 
 def quality_figure(rows: Sequence[QualityRow], path: str | os.PathLike[str]) -> Path:
-    """Perplexity against pairs attended, one labelled point a row, written as a PNG.
-
-    Args:
-        rows: from `quality_table`.
-        path: file to write; its folder is created.
-
-    Returns:
-        The path.
+    """Perplexity against pairs attended, one labelled point a row (see `quality_table`), written as a PNG to a path
+    whose folder is created; gives the path.
 
     Raises:
         ModuleNotFoundError: matplotlib is not installed.
@@ -63,8 +58,7 @@ def quality_figure(rows: Sequence[QualityRow], path: str | os.PathLike[str]) -> 
         )
     axes.set(xlabel="pairs attended in routed layers (%)", ylabel="perplexity", xlim=(0, 105))
     axes.margins(y=0.2)
-    axes.set_title("Quality against pairs computed")
-    return _save(figure, path)
+    return _save(figure, axes, "Quality against pairs computed", path)
 
 
 def position_figure(rows: Iterable[QualityRow], path: str | os.PathLike[str]) -> Path:
@@ -80,75 +74,47 @@ def position_figure(rows: Iterable[QualityRow], path: str | os.PathLike[str]) ->
         raise ValueError("A curve over positions compares with dense attention: measure the mode 'dense' too.")
     figure, axes = _axes()
     for place, row in enumerate(row for row in rows if row.mode != "dense"):
-        marker, colour = _STYLES[row.mode]
         middle = [(bucket["first"] + bucket["last"]) / 2 for bucket in row.positions]
         above = [ours["loss"] - theirs["loss"] for ours, theirs in zip(row.positions, dense.positions, strict=True)]
-        dashes = _DASHES[place % len(_DASHES)]
-        axes.plot(middle, above, dashes, marker=marker, color=colour, label=str(row), markersize=5)
+        _line(axes, place, row.mode, middle, above, str(row))
     axes.axhline(0, color="black", linewidth=1)
     axes.set(xlabel="position in the window (tokens)", ylabel="loss above dense (nats per token)")
     axes.legend(fontsize="small")
-    axes.set_title("Where long-range attention matters")
-    return _save(figure, path)
+    return _save(figure, axes, "Where long-range attention matters", path)
 
 
 def retrieval_figure(rows: Sequence[dict[str, Any]], path: str | os.PathLike[str]) -> Path:
-    """Information retrieved from far back against length, one line for each mode. See `quality_figure`.
-
-    Args:
-        rows: as `focus_hf.records.Results.retrieval`.
-        path: file to write.
-    """
+    """Information retrieved from far back against length, by mode, of `Results.retrieval`. See `quality_figure`."""
     figure, axes = _axes()
-    modes = dict.fromkeys(map(_without_width, rows))
-    for place, mode in enumerate(modes):
-        points = [row for row in rows if _without_width(row) == mode]
-        marker, colour = _STYLES[mode.name]
-        axes.plot(
-            [row["length"] for row in points],
-            [row["gain"] for row in points],
-            _DASHES[place % len(_DASHES)],
-            marker=marker,
-            color=colour,
-            label=str(mode),
-        )
+    _by_length(axes, rows, "gain")
     axes.axhline(0, color="black", linewidth=1)
-    axes.set(xlabel="tokens", ylabel="gain from the needle (nats per token)")
-    axes.legend(fontsize="small")
-    axes.set_title("Retrieval from far back")
-    return _save(figure, path)
-
-
-def _without_width(row: dict[str, Any]) -> Mode:
-    """What makes one line: a window's width differs with the length."""
-    return replace(Mode.of(row), width=None)
+    axes.set(ylabel="gain from the needle (nats per token)")
+    return _save(figure, axes, "Retrieval from far back", path)
 
 
 def ruler_figure(rows: Sequence[dict[str, Any]], path: str | os.PathLike[str]) -> Path:
-    """RULER's score, a mean over its tasks, against length, one line for each mode. See `quality_figure`.
-
-    Args:
-        rows: as `focus_hf.records.Results.ruler`.
-        path: file to write.
-    """
+    """RULER's score, a mean over its tasks, against length, by mode, of `Results.ruler`. See `quality_figure`."""
     figure, axes = _axes()
-    for place, mode in enumerate(dict.fromkeys(map(_without_width, rows))):
-        mine = [row for row in rows if _without_width(row) == mode]
-        lengths = sorted({row["length"] for row in mine})
-        scores = [[row["score"] for row in mine if row["length"] == length] for length in lengths]
-        marker, colour = _STYLES[mode.name]
-        axes.plot(
-            lengths,
-            [100 * sum(here) / len(here) for here in scores],
-            _DASHES[place % len(_DASHES)],
-            marker=marker,
-            color=colour,
-            label=str(mode),
-        )
-    axes.set(xlabel="tokens", ylabel="answered (%)", ylim=(-3, 103))
+    _by_length(axes, [{**row, "answered": 100 * row["score"]} for row in rows], "answered")
+    axes.set(ylabel="answered (%)", ylim=(-3, 103))
+    return _save(figure, axes, f"RULER, mean of {len({row['task'] for row in rows})} tasks", path)
+
+
+def _by_length(axes: Any, rows: Sequence[dict[str, Any]], value: str) -> None:
+    """A line for each mode: the mean of its rows at each length, whatever width a window has there."""
+    lines: dict[Mode, dict[int, list[float]]] = {}
+    for row in rows:
+        lines.setdefault(replace(Mode.of(row), width=None), {}).setdefault(row["length"], []).append(row[value])
+    for place, (mode, found) in enumerate(lines.items()):
+        lengths = sorted(found)
+        _line(axes, place, mode.name, lengths, [fmean(found[length]) for length in lengths], str(mode))
+    axes.set(xlabel="tokens")
     axes.legend(fontsize="small")
-    axes.set_title(f"RULER, mean of {len({row['task'] for row in rows})} tasks")
-    return _save(figure, path)
+
+
+def _line(axes: Any, place: int, mode: str, x: Sequence[float], y: Sequence[float], label: str) -> None:
+    marker, colour = _STYLES[mode]
+    axes.plot(x, y, _DASHES[place % len(_DASHES)], marker=marker, color=colour, label=label, markersize=5)
 
 
 def _axes() -> tuple[Any, Any]:
@@ -162,11 +128,12 @@ def _axes() -> tuple[Any, Any]:
     return figure, axes
 
 
-def _save(figure: Any, path: str | os.PathLike[str]) -> Path:
+def _save(figure: Any, axes: Any, title: str, path: str | os.PathLike[str]) -> Path:
     """A white ground keeps a picture readable on a dark page."""
     from matplotlib import pyplot
 
     content = io.BytesIO()
+    axes.set_title(title)
     figure.tight_layout()
     figure.savefig(content, format="png", facecolor="white", metadata={"Software": None})
     pyplot.close(figure)

@@ -25,12 +25,9 @@ def run_tasks(
     """Run tasks twice, with dense attention and with Focus, on the same examples.
 
     Args:
-        model: with an active Focus adapter; it keeps its own settings.
-        tokenizer: of the model.
-        tasks: names, as the harness knows them or as a file in ``task_path`` gives them.
-        task_path: folder of task files (YAML) of one's own.
-        limit: examples of each task, at most.
-        batch_size: requests at a time.
+        model, tokenizer: with an active Focus adapter; it keeps its own settings.
+        tasks: names, as the harness knows them or as a file (YAML) in the folder ``task_path`` gives them.
+        limit: examples of each task, at most; ``batch_size`` requests are made at a time.
         tick: called after each of the two runs.
 
     Returns:
@@ -51,7 +48,7 @@ def run_tasks(
     found = {}
     for mode in (Mode("dense"), Mode("hard")):
         with attending(model, mode):
-            answer = simple_evaluate(
+            found[mode.name] = simple_evaluate(
                 model=HFLM(pretrained=model, tokenizer=tokenizer, batch_size=batch_size),
                 tasks=list(tasks),
                 limit=limit,
@@ -60,7 +57,6 @@ def run_tasks(
                 log_samples=False,
                 random_seed=0,
             )
-        found[mode.name] = answer
         tick()
     return _rows(found["dense"], found["hard"])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -42,8 +42,30 @@ class Mode:
         """The mode that a row was measured in."""
         return cls(row["mode"], row.get("top_k"), row.get("width"), row.get("budget"))
 
+    @property
+    def columns(self) -> dict[str, Any]:
+        """What a `Row` that is measured in it says of it."""
+        return {"mode": self.name, "top_k": self.top_k, "width": self.width, "budget": self.budget}
+
     def __str__(self) -> str:
         return mode_name(self.name, self.top_k, self.width, self.budget)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """What was measured in a mode: ``mode`` is its name, for the others see `Mode`."""
+
+    mode: str
+    top_k: int | None = None
+    width: int | None = None
+    budget: str | None = None
+
+    def __str__(self) -> str:
+        return mode_name(self.mode, self.top_k, self.width, self.budget)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As it stands in `focus_hf.records.Results`."""
+        return asdict(self)
 
 
 def list_modes(names: Iterable[str], top_ks: Iterable[int], budgets: Sequence[str] = ()) -> list[Mode]:
@@ -59,6 +81,11 @@ def list_modes(names: Iterable[str], top_ks: Iterable[int], budgets: Sequence[st
     plain = [Mode(name) for name in names if name not in focus]
     settings = [(top_k, budget) for top_k in top_ks for budget in (budgets or (None,))]
     return plain + [Mode(name, top_k, budget=budget) for top_k, budget in settings for name in focus]
+
+
+def with_cache(modes: Iterable[Mode]) -> list[Mode]:
+    """Those that go on after a cache: soft attention looks at whole sequences."""
+    return [mode for mode in modes if mode.name != "soft"]
 
 
 def at_share(mode: Mode, share: float, length: int) -> Mode:
@@ -116,11 +143,8 @@ def _routed_as(model: nn.Module, layers: list[FocusLayer], mode: Mode, length: i
 
 def routed_modules(model: nn.Module) -> list[nn.Module]:
     """The attention modules that the Focus adapter routes."""
-    return [
-        module
-        for _, module in find_attention(model)
-        if any(isinstance(child, FocusLayer) for child in module.children())
-    ]
+    attention = [module for _, module in find_attention(model)]
+    return [module for module in attention if any(isinstance(child, FocusLayer) for child in module.children())]
 
 
 @contextmanager

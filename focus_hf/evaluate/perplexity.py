@@ -1,4 +1,4 @@
-"""Losses of single tokens, and the perplexities made of them."""
+"""Losses of single tokens, what is made of them, and how far predictions move."""
 
 from __future__ import annotations
 
@@ -11,8 +11,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..adapter import observe_pairs
-from .copies import far_copies
+from ..texts import cut
 from .modes import device_of, in_evaluation
+
+#: Tokens that `Divergence` tells apart at each position, the likeliest; the others count as one, so that nothing grows
+#: with the vocabulary. A bound from below, and for such a number of tokens a close one.
+LIKELIEST = 256
 
 
 @torch.no_grad()
@@ -23,8 +27,7 @@ def token_losses(
 
     Args:
         model: a causal language model.
-        windows: token ids ``(N, T)``, ``T >= 2``, without padding; each window is read from scratch.
-        batch_size: windows at a time.
+        windows: token ids ``(N, T)``, ``T >= 2``, without padding, each read from scratch, ``batch_size`` at a time.
         look: called with the number of each window and its logits, float32 ``(T - 1, V)``.
 
     Returns:
@@ -68,24 +71,14 @@ class SlidingWindows:
 
     @classmethod
     def of(cls, ids: Tensor, length: int, stride: int) -> SlidingWindows:
-        """Cut a text.
-
-        Args:
-            ids: token ids ``(n,)``.
-            length: tokens per window.
-            stride: tokens from one window's start to the next, 1 to ``length``; with ``length`` nothing overlaps.
+        """Cut a text ``(n,)``; with a stride (from one window's start to the next) of ``length`` nothing overlaps.
 
         Raises:
-            ValueError: the text is shorter than a window, or the stride is out of range.
+            ValueError: the text is shorter than a window, or the stride is not from 1 to ``length``.
         """
         if not 1 <= stride <= length:
             raise ValueError(f"stride must be from 1 to the window's length ({length}), got {stride}.")
-        if ids.numel() < length:
-            raise ValueError(
-                f"The text has {ids.numel()} tokens, fewer than one window of {length}. "
-                "Give more text or a shorter window."
-            )
-        windows = ids.unfold(0, length, stride)
+        windows = cut(ids, length, stride)
         scored = torch.ones(windows.shape[0], length - 1, dtype=torch.bool)
         scored[1:, : max(0, length - 1 - stride)] = False
         return cls(windows, scored)
@@ -103,15 +96,33 @@ class SlidingWindows:
         return math.exp(losses[self.scored].double().mean().item())
 
 
-def paired_excess(losses: Tensor, dense: Tensor, scored: Tensor) -> tuple[float, float | None]:
-    """How much more a token costs than under dense attention, and how sure that is.
+def far_copies(windows: Tensor, local_window: int) -> Tensor:
+    """Predictions whose token followed the same token before, in this window of text and out of reach only.
 
-    Args:
-        losses, dense: of the same windows, ``(N, T - 1)`` in nats.
-        scored: bool, the predictions that count.
+    The bigram of a token and the one before it occurred earlier, and every time the token to copy was more than
+    ``local_window`` before the token that predicts. Far context helps little but with these (Sun et al., arXiv
+    2109.09115), and a mean over all tokens hides them.
 
     Returns:
-        Mean difference in nats per token, and its standard error over windows (paired); ``None`` with one window.
+        Of token ids ``(N, T)``, bool ``(N, T - 1)``, one entry for each predicted token.
+    """
+    bigrams = windows[:, :-1] * (windows.max() + 1) + windows[:, 1:]
+    order = bigrams.argsort(dim=1, stable=True)
+    ranked = bigrams.gather(1, order)
+    again = torch.zeros_like(ranked, dtype=torch.bool)
+    again[:, 1:] = ranked[:, 1:] == ranked[:, :-1]
+    since = order - order.roll(1, dims=1)  # from the last time that the bigram occurred
+    # The token to copy is the second one of the earlier bigram; the token that predicts is the first one of this.
+    far = again & (since - 1 > local_window)
+    return torch.zeros_like(far).scatter_(1, order, far)
+
+
+def paired_excess(losses: Tensor, dense: Tensor, scored: Tensor) -> tuple[float, float | None]:
+    """How much more a token costs than under dense attention, in nats, and the standard error of that over windows.
+
+    Args:
+        losses, dense: of the same windows, ``(N, T - 1)`` in nats; one window has no standard error.
+        scored: bool, the predictions that count.
     """
     above = (losses - dense).double() * scored
     mean = (above.sum() / scored.sum()).item()
@@ -131,15 +142,46 @@ def position_curve(losses: Tensor, buckets: int = 16) -> list[dict[str, float]]:
     Returns:
         For each stretch ``first`` and ``last`` position (of the predicted token) and mean ``loss`` in nats.
     """
-    positions = torch.arange(1, losses.shape[1] + 1)
-    return [
-        {
-            "first": int(stretch[0]),
-            "last": int(stretch[-1]),
-            "loss": losses[:, int(stretch[0]) - 1 : int(stretch[-1])].double().mean().item(),
-        }
-        for stretch in positions.tensor_split(min(buckets, losses.shape[1]))
-    ]
+    curve, last = [], 0
+    for stretch in losses.tensor_split(min(buckets, losses.shape[1]), dim=1):
+        first, last = last + 1, last + stretch.shape[1]
+        curve.append({"first": first, "last": last, "loss": stretch.double().mean().item()})
+    return curve
+
+
+class Divergence:
+    """Of predictions from the first ones that were seen: windows are looked at in order, again and again.
+
+    Perplexity above dense attention's says whether a text became less likely, which a change for the worse need not
+    do where the model is no judge of the text. The Kullback-Leibler divergence says how much changed.
+    """
+
+    def __init__(self) -> None:
+        self._first: list[tuple[Tensor, Tensor]] = []
+        self._found: list[Tensor] = []
+
+    def look(self, window: int, logits: Tensor) -> None:
+        """Keep the logits of a window, float32 ``(T - 1, V)``, or compare them with those that were kept."""
+        predicted = logits.log_softmax(dim=-1)
+        if window == len(self._first):
+            best, tokens = predicted.topk(min(LIKELIEST, predicted.shape[-1]), dim=-1)
+            self._first.append((tokens.to(torch.int32), best))
+        tokens, first = self._first[window]
+        here = _with_the_rest(predicted.gather(-1, tokens.long()))
+        first = _with_the_rest(first)
+        self._found[window:] = [(first.exp() * (first - here)).sum(dim=-1).clamp(min=0).cpu()]
+
+    def mean(self, scored: Tensor) -> float:
+        """``sum_y p(y) log(p(y) / q(y))`` with ``p`` of the first pass and ``q`` of the last one, in nats, where the
+        predictions count: bool ``(N, T - 1)``.
+        """
+        return torch.stack(self._found)[scored].double().mean().item()
+
+
+def _with_the_rest(log_shares: Tensor) -> Tensor:
+    """And the logarithm of what they leave of 1, as far as rounding tells."""
+    rest = 1 - log_shares.exp().sum(dim=-1, keepdim=True)
+    return torch.cat([log_shares, rest.clamp(min=torch.finfo(rest.dtype).eps).log()], dim=-1)
 
 
 @torch.no_grad()

@@ -10,24 +10,24 @@ A text is read once, and each of its needles asked for after a copy of its cache
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from .modes import OPPONENTS, Mode, attending, device_of
-from .quality import focus_share, matched
+from .modes import Mode, Row, attending, device_of, with_cache
+from .quality import with_width
 
 
-@dataclass(frozen=True)
-class RetrievalRow:
+@dataclass(frozen=True, kw_only=True)
+class RetrievalRow(Row):
     """One length and mode of the probe.
 
     Args:
-        mode, top_k, width, budget: see `QualityRow`.
+        mode, top_k, width, budget: see `Mode`.
         length: tokens of each prompt with its answer.
         depth: the part of the text over which the needles stand, from its start: 0 to 1.
         gain: nats per value token by which it helped that the needle was there; 0 is nothing retrieved.
@@ -36,19 +36,12 @@ class RetrievalRow:
         trials: needles.
     """
 
-    mode: str
-    top_k: int | None
     length: int
     depth: float
     gain: float
     exact: float
     loss: float
     trials: int
-    width: int | None = None
-    budget: str | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -57,8 +50,7 @@ class Haystack:
 
     Args:
         text: token ids ``(T,)``.
-        present: needles that are in it, each a key and its value: ``(n, key + value tokens)``.
-        absent: as many that are not.
+        present, absent: needles in it and as many others, each a key and its value: ``(n, key + value tokens)``.
         key_tokens: of each.
     """
 
@@ -86,10 +78,8 @@ class Haystack:
         Args:
             ids: token ids ``(n,)`` of an ordinary text, the hay.
             length: tokens of text and question.
-            needles: how many.
+            needles: how many, each of ``key_tokens`` and ``value_tokens``.
             depth: the part of the text that they are in, from its start: 0 to 1.
-            key_tokens, value_tokens: of each needle.
-            seed: of the choices.
 
         Raises:
             ValueError: the text or the length is too short.
@@ -128,39 +118,32 @@ def probe_retrieval(
     depth: float = 0.5,
     trials: int = 16,
     seed: int = 0,
-) -> list[RetrievalRow]:
-    """Run the probe at growing lengths; every mode answers the same questions.
+) -> Iterator[RetrievalRow]:
+    """Run the probe at growing lengths, one row at a time; every mode answers the same questions.
 
     Args:
         model: with an active Focus adapter.
         ids: token ids ``(n,)`` of an ordinary text.
         lengths: tokens of text and question.
-        modes: see `list_modes`; soft attention, which looks at whole sequences, is left out.
-        depth, seed: see `Haystack.make`.
+        modes: see `list_modes`; soft attention is left out.
+        depth: see `Haystack.make`; the seed is of its choices.
         trials: needles; up to 16 in one text, fewer in a short one.
     """
-    rows = []
     for length in lengths:
         together = min(trials, _TOGETHER, max(1, length // 64))
         counts = [min(together, trials - first) for first in range(0, trials, together)]
         texts = [Haystack.make(ids, length, n, depth=depth, seed=seed + i) for i, n in enumerate(counts)]
-        for mode in modes:
-            if mode.name == "soft":
-                continue
-            if mode.name in OPPONENTS and mode.width is None:
-                mode = matched(mode, focus_share(model, mode, texts[0].text[None]), length)
+        for mode in with_cache(modes):
+            mode = with_width(model, mode, texts[0].text[None], length)
             with attending(model, mode, texts[0].text[None]):
                 loss, exact, without = torch.cat([_ask(model, text) for text in texts]).mean(dim=0).tolist()
-            found = (length, depth, without - loss, exact, loss, trials)
-            rows.append(RetrievalRow(mode.name, mode.top_k, *found, mode.width, mode.budget))
-    return rows
+            found = {"gain": without - loss, "exact": exact, "loss": loss}
+            yield RetrievalRow(**mode.columns, length=length, depth=depth, trials=trials, **found)
 
 
 def _ask(model: Any, hay: Haystack) -> Tensor:
-    """Of each needle the nats per value token, whether all are the likeliest, and the nats of one that is not there.
-
-    Returns:
-        float32 ``(n, 3)``.
+    """Of each needle the nats per value token, whether all are the likeliest, and the nats of one that is not there:
+    float32 ``(n, 3)``.
     """
     device = device_of(model)
     read = model(input_ids=hay.text[None].to(device), use_cache=True, logits_to_keep=1).past_key_values

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
-from ..adapter import FocusConfig, focus_layers
+from ..adapter import focus_layers
 from ..machine import measured_with
 from ..records import Evaluation, Results
 from ..texts import Texts
-from .modes import Mode, list_modes
+from .checks import check_positions
+from .modes import Mode, list_modes, with_cache
 from .perplexity import SlidingWindows
 from .quality import measure_quality
 from .retrieval import probe_retrieval
@@ -35,9 +37,8 @@ class EvaluationPlan:
         stride: tokens from one window's start to the next, as a share of the context length; 1 for no overlap.
         max_tokens: of each text, 0 for all.
         retrieval: context lengths of the retrieval probe; none if empty.
-        trials: prompts of the probe at each length.
+        trials, seed: of the probe, see `probe_retrieval`.
         batch_size: windows at a time.
-        seed: of the probe.
         count_scoring: what choosing costs, in products, is part of the pairs, of Focus and of its opponents.
     """
 
@@ -78,10 +79,7 @@ class TokenText:
 
 
 def evaluate(
-    model: nn.Module,
-    texts: Sequence[TokenText],
-    plan: EvaluationPlan,
-    tick: Callable[[str], None] = lambda done: None,
+    model: nn.Module, texts: Sequence[TokenText], plan: EvaluationPlan, tick: Callable[[str], None] = lambda done: None
 ) -> Results:
     """Measure a model with an active Focus adapter.
 
@@ -97,16 +95,15 @@ def evaluate(
     Raises:
         ValueError: a text is too short, or longer than the model's positions allow.
     """
-    config = active_config(model)
+    config = focus_layers(model)[0].routing_config
     if "soft" in plan.modes and not config.has_soft_attention:
-        trained = 'was trained through hard attention (gate="hard")'
-        why = "routes by cells" if config.by_cells else trained
+        why = "routes by cells" if config.by_cells else 'was trained through hard attention (gate="hard")'
         warnings.warn(f"This adapter {why}, so there is no soft attention to measure.", stacklevel=2)
     modes = modes_of(model, plan)
     check_positions(model, (*plan.seq_lens, *plan.retrieval))
-    cut = [(text, length, _cut(text, length, plan)) for text in texts for length in plan.seq_lens]
     evaluations = []
-    for text, length, windows in cut:
+    for text, stride, windows in list(_cut(texts, plan)):  # what is too short is said before anything is measured
+        length = windows.windows.shape[1]
         rows = []
         for row in measure_quality(model, windows, modes, plan.batch_size, plan.count_scoring):
             rows.append(row.to_dict())
@@ -116,7 +113,7 @@ def evaluate(
                 data=text.name,
                 context_length=length,
                 rows=rows,
-                stride=_stride(length, plan),
+                stride=stride,
                 tokens=int(windows.scored.sum()),
                 revision=text.revision,
                 dataset=text.dataset,
@@ -126,13 +123,17 @@ def evaluate(
         )
     results = Results(evaluations, measured_with=measured_with())
     if plan.retrieval:
-        results.retrieval = _probe(model, texts[0].ids, plan, modes, tick)
+        probed = probe_retrieval(model, texts[0].ids, plan.retrieval, modes, trials=plan.trials, seed=plan.seed)
+        for found in probed:
+            results.retrieval.append(found.to_dict())
+            tick(f"retrieval, {found.length} tokens: {found}")
     return results
 
 
 def count_ticks(model: nn.Module, texts: int, plan: EvaluationPlan) -> int:
     """How often `evaluate` calls ``tick``."""
-    return len(modes_of(model, plan)) * (texts * len(plan.seq_lens) + len(plan.retrieval))
+    modes = modes_of(model, plan)
+    return len(modes) * texts * len(plan.seq_lens) + len(with_cache(modes)) * len(plan.retrieval)
 
 
 def modes_of(model: nn.Module, plan: EvaluationPlan) -> list[Mode]:
@@ -141,54 +142,21 @@ def modes_of(model: nn.Module, plan: EvaluationPlan) -> list[Mode]:
     Raises:
         ValueError: a mode or budget is unknown, or ``top_k`` more than the adapter's groups.
     """
-    config = active_config(model)
+    config = focus_layers(model)[0].routing_config
     if plan.budgets and not config.by_cells:
         raise ValueError(f"pairs={plan.budgets[0]}: this adapter's routing is shared, use top_k.")
-    budgets = [str(share) for share in plan.budgets]
-    modes = list_modes(plan.modes, plan.top_ks or [config.top_k], budgets)
+    modes = list_modes(plan.modes, plan.top_ks or [config.top_k], list(map(str, plan.budgets)))
     for mode in modes:
         if mode.top_k is not None and not 1 <= mode.top_k <= config.num_groups:
             raise ValueError(f"top_k must be from 1 to num_groups ({config.num_groups}), got {mode.top_k}.")
     return [mode for mode in modes if mode.name != "soft" or config.has_soft_attention]
 
 
-def active_config(model: nn.Module) -> FocusConfig:
-    """Configuration of the Focus adapter in force."""
-    return focus_layers(model)[0].routing_config
-
-
-def check_positions(model: Any, lengths: Sequence[int]) -> None:
-    """Make sure that contexts fit into a model's positions.
-
-    Raises:
-        ValueError: one does not.
-    """
-    positions = getattr(model.config, "max_position_embeddings", None)
-    if any("rotary" in type(module).__name__.lower() for module in model.modules()):
-        return  # a table of positions ends; a rotation does not, though quality may
-    for length in lengths:
-        if positions is not None and length > positions:
-            raise ValueError(f"seq_len is {length}, but the model has {positions} positions. Use at most {positions}.")
-
-
-def _cut(text: TokenText, length: int, plan: EvaluationPlan) -> SlidingWindows:
-    ids = text.ids[: plan.max_tokens] if plan.max_tokens else text.ids
-    try:
-        return SlidingWindows.of(ids, length, _stride(length, plan))
-    except ValueError as error:
-        raise ValueError(f"{text.name}: {error}") from None
-
-
-def _stride(length: int, plan: EvaluationPlan) -> int:
-    return max(1, round(plan.stride * length))
-
-
-def _probe(
-    model: nn.Module, ids: Tensor, plan: EvaluationPlan, modes: Sequence[Mode], tick: Callable[[str], None]
-) -> list[dict[str, Any]]:
-    rows = []
-    for length in plan.retrieval:
-        for mode in modes:
-            rows += probe_retrieval(model, ids, [length], [mode], trials=plan.trials, seed=plan.seed)
-            tick(f"retrieval, {length} tokens: {mode}")
-    return [row.to_dict() for row in rows]
+def _cut(texts: Sequence[TokenText], plan: EvaluationPlan) -> Iterator[tuple[TokenText, int, SlidingWindows]]:
+    """Every text at every length, with the stride in tokens."""
+    for text, length in product(texts, plan.seq_lens):
+        stride = max(1, round(plan.stride * length))
+        try:
+            yield text, stride, SlidingWindows.of(text.ids[: plan.max_tokens or None], length, stride)
+        except ValueError as error:
+            raise ValueError(f"{text.name}: {error}") from None

@@ -24,8 +24,7 @@ from ..adapter.save import save_adapter
 from ..adapter.targets import find_targets
 from ..commits import commit_of
 from ..evaluate.checks import check_length, check_tokenizer, check_vocabulary
-from ..evaluate.leave import replace_sample, write_records
-from ..evaluate.sample import take_sample
+from ..evaluate.leave import replace_sample, take_sample, write_records
 from ..machine import measured_with
 from ..records import Results
 from ..routing.cells import CellRouter

@@ -171,8 +171,8 @@ class Results:
     Args:
         evaluations: perplexities; the first is the one that stands on top of the card.
         retrieval: rows of the long-range probe, see `focus_hf.evaluate.RetrievalRow`.
-        ruler: rows of RULER's tasks, see `focus_hf.evaluate.ruler.RulerRow`.
-        code: rows of tasks on code, see `focus_hf.evaluate.code_tasks.CodeRow`.
+        ruler: rows of RULER's tasks, see `focus_hf.evaluate.RulerRow`.
+        code: rows of tasks on code, see `focus_hf.evaluate.CodeRow`.
         benchmarks: rows of lm-evaluation-harness, dense against Focus: ``task``, ``metric``, ``dense``, ``focus``,
             ``stderr``, ``dataset``.
         speed: rows of the benchmark, dense against Focus: ``what``, ``length``, ``num_groups``, ``top_k``, ``pairs``,

@@ -22,8 +22,7 @@ from ..attention import HARD_GATE
 from ..commits import commit_of
 from ..evaluate import EvaluationPlan, TokenText, evaluate
 from ..evaluate.checks import check_length, check_tokenizer, check_vocabulary
-from ..evaluate.leave import write_records
-from ..evaluate.sample import take_sample
+from ..evaluate.leave import take_sample, write_records
 from ..machine import measured_with
 from ..records import Evaluation, Results
 from ..texts import Texts, TextSource, cut

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ..evaluate import Mode, SlidingWindows, measure_quality
-from ..evaluate.sample import take_sample
+from ..evaluate.leave import take_sample
 from ..interpret import group_report, read_treebank
 from ..records import Evaluation, GroupReport, LayerFacts, Results
 from ..records.sample import TokenSample, same_groups

@@ -15,7 +15,7 @@ import torch
 from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from focus_hf.evaluate.sample import take_sample
+from focus_hf.evaluate.leave import take_sample
 from focus_hf.progress import LineProgress, progress_display
 from focus_hf.records import check_adapter, load_results
 from focus_hf.records.adapter_files import weights_hash

@@ -11,13 +11,9 @@ import torch
 
 from focus_hf.card.card import FocusModelCard
 from focus_hf.evaluate import CodePlan, Mode, attending, measure_code, token_losses
-from focus_hf.evaluate.code_tasks import (
-    losses_of,
-    make_completion_prompts,
-    make_names_prompts,
-    second_uses,
-)
-from focus_hf.evaluate.code_tasks.completion import functions
+from focus_hf.evaluate.code_tasks.completion import functions, make_completion_prompts
+from focus_hf.evaluate.code_tasks.names import make_names_prompts, second_uses
+from focus_hf.evaluate.code_tasks.run import losses_of
 from focus_hf.evaluate.code_tasks.sources import standard_library
 from focus_hf.evaluate.report import tables
 from focus_hf.hub import load_adapted
@@ -74,9 +70,9 @@ def test_names_prompts_are_starts_of_modules(model):
     starts = [source.text for source in standard_library()]
     for prompt in prompts:
         text = tokenizer.decode(prompt.ids)
-        assert len(prompt.ids) == LENGTH and len(prompt.uses) >= 5
+        assert len(prompt.ids) == LENGTH and len(prompt.asked) >= 5
         assert any(start.startswith(text[:-5]) for start in starts)
-        for use in prompt.uses:
+        for use in prompt.asked:
             name = re.search(r"\w+", tokenizer.decode(prompt.ids[list(use.tokens)])).group()
             before = tokenizer.decode(prompt.ids[: use.tokens[0]])
             assert re.search(rf"\b{name}\b", before) and 0 < use.distance <= use.tokens[0]
@@ -89,13 +85,17 @@ def test_names_prompts_are_starts_of_modules(model):
 def test_an_answer_stands_in_the_first_file_only(model):
     _, tokenizer, _ = model
     for prompt in make_completion_prompts(tokenizer, 900, 3):
-        text = tokenizer.decode(prompt.ids, skip_special_tokens=True)
-        question = tokenizer.decode(prompt.ids[: -prompt.answer], skip_special_tokens=True)
-        assert len(prompt.ids) == 900 and text.endswith(prompt.text) and question.count(prompt.text) == 1
-        name = re.search(r"def (\w+)\($", question.rstrip()).group(1)
-        assert f"def {name}({prompt.text}" in question
-        back = tokenizer.decode(prompt.ids[: 900 - prompt.answer - prompt.distance])
-        assert back.endswith(f"{prompt.text}\n") and prompt.distance > 300
+        (asked,) = prompt.asked
+        start = asked.tokens[0]
+        assert len(prompt.ids) == 900 and asked.tokens == tuple(range(start, 900))
+        question = tokenizer.decode(prompt.ids[:start], skip_special_tokens=True)
+        answer = tokenizer.decode(prompt.ids[start:], skip_special_tokens=True)
+        name, shown = re.search(r"def (\w+)(\(.*)$", question).groups()
+        parameters = (shown + answer)[1:]
+        assert parameters.endswith("):") and question.count(parameters) == 1
+        assert f"def {name}({parameters}" in question
+        back = tokenizer.decode(prompt.ids[: start - asked.distance])
+        assert back.endswith(f"{parameters}\n") and asked.distance > 300
 
 
 def test_functions_are_those_whose_line_says_all():
@@ -122,15 +122,15 @@ def test_every_mode_answers_the_same(model):
     modes = [Mode("dense"), Mode("hard", 1), Mode("quest", 1)]
     rows = list(measure_code(plain, tokenizer, CodePlan([LENGTH], samples=2), modes))
     assert [(row.task, row.mode) for row in rows] == [(t, m.name) for t in ("names", "completion") for m in modes]
-    uses = [use for prompt in make_names_prompts(tokenizer, LENGTH, 2) for use in prompt.uses]
+    uses = [use for prompt in make_names_prompts(tokenizer, LENGTH, 2) for use in prompt.asked]
     for row in rows[:3]:
         assert sum(stretch["names"] for stretch in row.by_distance) == len(uses) and row.exact is None
         assert {stretch["above"] for stretch in row.by_distance} <= {0, 64, 256}
     prompts = make_completion_prompts(tokenizer, LENGTH, 2)
     with attending(plain, Mode("dense")):
-        answers = [token_losses(plain, prompt.ids[None])[0, -prompt.answer :] for prompt in prompts]
+        answers = [token_losses(plain, prompt.ids[None])[0, prompt.asked[0].tokens[0] - 1 :] for prompt in prompts]
     assert rows[3].loss == pytest.approx(torch.cat(answers).mean().item(), rel=1e-4)
-    assert rows[3].exact == 0.0 and rows[3].distance == min(prompt.distance for prompt in prompts)
+    assert rows[3].exact == 0.0 and rows[3].distance == min(prompt.asked[0].distance for prompt in prompts)
     assert rows[3].pairs == 1.0 and rows[5].pairs == pytest.approx(rows[4].pairs, abs=0.01)
     (table,) = tables(Results(code=[row.to_dict() for row in rows]))
     assert table.row_count == 1 + len({stretch["above"] for row in rows for stretch in row.by_distance}) + 1

@@ -18,7 +18,8 @@ from focus_hf.evaluate import (
     measure_quality,
     token_losses,
 )
-from focus_hf.evaluate.opponents import SINKS, attend_by, make_selector, routable_layers
+from focus_hf.evaluate.opponents import SINKS, attend_by, make_selector
+from focus_hf.evaluate.opponents.attend import routable_layers
 from focus_hf.evaluate.perplexity import paired_excess
 from focus_hf.evaluate.quality import matched
 from focus_hf.evaluate.report import tables

@@ -9,29 +9,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from focus_hf.evaluate.opponents import (
-    OPPONENTS,
-    SINKS,
-    WINDOW,
-    Call,
-    Clusters,
-    MeanBlocks,
-    Oracle,
-    Quest,
-    Random,
-    Slash,
-    Streaming,
-    Window,
-    attend_by,
-    k_means,
-    keys_at,
-    less_scoring,
-    make_selector,
-    routable_layers,
-    selector_named,
-    share_of,
-)
-from focus_hf.evaluate.opponents.selector import blocks
+from focus_hf.evaluate.opponents import OPPONENTS, SINKS, attend_by, less_scoring, make_selector, selector_named
+from focus_hf.evaluate.opponents.attend import routable_layers
+from focus_hf.evaluate.opponents.clusters import Clusters, k_means
+from focus_hf.evaluate.opponents.pages import MeanBlocks, Quest
+from focus_hf.evaluate.opponents.plain import Oracle, Random, Window
+from focus_hf.evaluate.opponents.selector import WINDOW, Call, blocks, keys_at, share_of
+from focus_hf.evaluate.opponents.slash import Slash
+from focus_hf.evaluate.opponents.streaming import Streaming
 from tests.families import FAMILIES, base_model, logits, token_ids
 
 LENGTH, HEADS, KV_HEADS, SIZE = 200, 4, 2, 8

@@ -29,7 +29,7 @@ from focus_hf.evaluate import (
     quality_table,
     token_losses,
 )
-from focus_hf.evaluate.divergence import LIKELIEST, Divergence
+from focus_hf.evaluate.perplexity import LIKELIEST, Divergence
 from tests.families import base_model, focus_model, logits, pairs_of, token_ids
 
 

@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 import focus_hf
 from focus_hf.adapter import focus_layers
 from focus_hf.cli import app
+from focus_hf.evaluate.leave import take_sample
 from focus_hf.evaluate.perplexity import attended_share
-from focus_hf.evaluate.sample import take_sample
 from focus_hf.fit import FitRecipe, fit
 from focus_hf.fit.dial import afterwards, dial, per_cent
 from focus_hf.fit.estimate import duration

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from focus_hf import FocusConfig, GroupReport, group_report
 from focus_hf.adapter import Seen, focus_layers, observe_attention, observe_routing
 from focus_hf.escape import escape
-from focus_hf.evaluate.sample import take_sample
+from focus_hf.evaluate.leave import take_sample
 from focus_hf.interpret import run as interpret_run
 from focus_hf.interpret.collect import Window
 from focus_hf.interpret.figures import save_plots

@@ -13,11 +13,12 @@ from focus_hf.adapter.save import save_adapter
 from focus_hf.card import FocusModelCard
 from focus_hf.card.figures import DIAL, dial_figure
 from focus_hf.evaluate import EvaluationPlan
-from focus_hf.evaluate.command import Sources, run_evaluation
+from focus_hf.evaluate.command import run_evaluation
 from focus_hf.hub import load_adapted
 from focus_hf.interpret.command import run_groups
 from focus_hf.records import load_results
 from focus_hf.records.adapter_files import GROUPS_FILE, SAMPLE_FILE
+from focus_hf.texts import TextSource
 from focus_hf.verify import DIFFERS, HOLDS, verify
 from focus_hf.verify.claims import Claim, verdict_of
 from tests.interpret.test_heads import adapted
@@ -32,7 +33,7 @@ def folder(tiny: Any, tmp_path_factory: Any) -> Path:
     text = str(tiny / "held_out.txt")
     plan = EvaluationPlan(seq_lens=[128], modes=["dense", "local", "hard", "window"], max_tokens=512)
     with Progress(disable=True) as progress:
-        run_evaluation(str(out), Sources((text,)), plan, load=load_adapted, progress=progress, write=True)
+        run_evaluation(str(out), [TextSource((text,))], plan, load=load_adapted, progress=progress, write=True)
         run_groups(str(out), load=load_adapted, progress=progress, texts=[text], window=128, write=True)
     results = load_results(out)
     assert results is not None and dial_figure(results, out) == out / DIAL

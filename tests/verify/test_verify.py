@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from focus_hf.card import FocusModelCard
 from focus_hf.card.read import read_card
-from focus_hf.evaluate.sample import take_sample
+from focus_hf.evaluate.leave import take_sample
 from focus_hf.hub import load_adapted
 from focus_hf.records import load_results
 from focus_hf.records.adapter_files import weights_hash

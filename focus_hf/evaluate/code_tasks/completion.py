@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import ast
 import re
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator
+from functools import partial
+from os.path import commonprefix
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
-from .sources import Source, shuffled
+from .sources import CodePrompt, Copy, Source, prompts_of
 
 #: Lines around a function that are shown with it.
 _BEFORE, _AFTER = 10, 20
@@ -25,27 +26,8 @@ _BEFORE, _AFTER = 10, 20
 _PARAMETERS, _LONGEST = 3, 90
 
 
-@dataclass(frozen=True)
-class CompletionPrompt:
-    """A prompt with its right answer.
-
-    Args:
-        ids: token ids of both, ``(T,)``.
-        answer: how many of the last ones are the answer's.
-        distance: from the last token of the line that has it to the first token to be predicted, in tokens.
-        text: of the answer.
-    """
-
-    ids: Tensor
-    answer: int
-    distance: int
-    text: str
-
-
-@dataclass(frozen=True)
-class _Function:
-    """A function of a module: its name, the rest of its line after the bracket, the lines up to and after that
-    line."""
+class Function(NamedTuple):
+    """A function: its name, the rest of its line after the bracket, the lines up to that one, and those after it."""
 
     name: str
     parameters: str
@@ -53,10 +35,9 @@ class _Function:
     after: str
 
 
-def functions(source: Source) -> list[_Function]:
+def functions(source: Source) -> Iterator[Function]:
     """Top-level functions of a module whose definition is one line with several parameters."""
     lines = source.text.splitlines(keepends=True)
-    found = []
     for node in ast.parse(source.text).body:
         if not isinstance(node, ast.FunctionDef) or len(node.args.args) < _PARAMETERS or node.name.startswith("_"):
             continue
@@ -66,33 +47,19 @@ def functions(source: Source) -> list[_Function]:
             continue
         parameters = line[len(start) :].rstrip()
         if len(parameters) <= _LONGEST and source.text.count(parameters) == 1:
-            before = lines[max(0, node.lineno - 1 - _BEFORE) : node.lineno]
-            found.append(
-                _Function(node.name, parameters, "".join(before), "".join(lines[node.lineno : node.lineno + _AFTER]))
-            )
-    return found
+            shown = "".join(lines[max(0, node.lineno - 1 - _BEFORE) : node.lineno])
+            yield Function(node.name, parameters, shown, "".join(lines[node.lineno : node.lineno + _AFTER]))
 
 
-def make_completion_prompts(tokenizer: Any, length: int, samples: int, seed: int = 0) -> list[CompletionPrompt]:
-    """Prompts of exactly so many tokens with their answers.
+def make_completion_prompts(tokenizer: Any, length: int, samples: int, seed: int = 0) -> list[CodePrompt]:
+    """Prompts of exactly so many tokens, each about a function of another module; the last tokens are the answer.
 
-    Args:
-        tokenizer: of the model.
-        length: tokens of each prompt and its answer; the answer's first place is nearly as far back.
-        samples: how many, each about a function of another module.
-        seed: of all choices.
+    An answer's distance is that of its first token from the last token of the line that has it.
 
     Raises:
         ValueError: nothing fits into so few tokens, or there are not so many functions.
     """
-    prompts: list[CompletionPrompt] = []
-    modules = shuffled(f"{seed} completion {length}")
-    for place, source in enumerate(modules):
-        if len(prompts) == samples:
-            break
-        others = modules[place + 1 :] + modules[:place]
-        made = (_prompt(tokenizer, source, function, others, length) for function in functions(source)[:1])
-        prompts += [prompt for prompt in made if prompt is not None]
+    prompts = prompts_of(f"{seed} completion {length}", samples, partial(_prompt, tokenizer, length))
     if len(prompts) < samples:
         raise ValueError(
             f"Code completion made {len(prompts)} prompts of {length} tokens, {samples} were asked for. Ask for fewer "
@@ -101,9 +68,13 @@ def make_completion_prompts(tokenizer: Any, length: int, samples: int, seed: int
     return prompts
 
 
-def _prompt(
-    tokenizer: Any, source: Source, function: _Function, others: list[Source], length: int
-) -> CompletionPrompt | None:
+def _prompt(tokenizer: Any, length: int, modules: list[Source]) -> CodePrompt | None:
+    """One about a function of the first module, filled up with the others; ``None`` if it cannot be made."""
+    source, *others = modules
+    function = next(functions(source), None)
+    if function is None:
+        return None
+
     def ids(text: str, special: bool = False) -> list[int]:
         return list(tokenizer(text, add_special_tokens=special, verbose=False).input_ids)
 
@@ -114,7 +85,7 @@ def _prompt(
         f"# The same parameters as {source.name}.{function.name}, see {source.name}.py.\ndef {function.name}("
     )
     asked, answered = ids(question), ids(question + function.parameters)
-    same = next((at for at, (one, two) in enumerate(zip(asked, answered, strict=False)) if one != two), len(asked))
+    answer = len(answered) - len(commonprefix([asked, answered]))
     room = length - len(head) - len(after) - len(answered)
     if room < 0:
         return None
@@ -127,5 +98,5 @@ def _prompt(
     if len(filler) < room:
         return None
     whole = [*head, *after, *filler[:room], *answered]
-    answer = len(answered) - same
-    return CompletionPrompt(torch.tensor(whole), answer, length - answer - len(head), function.parameters)
+    places = tuple(range(length - answer, length))
+    return CodePrompt(torch.tensor(whole), (Copy(places, length - answer - len(head)),))

@@ -1,7 +1,7 @@
 """The second use of a name in code, by its distance to the first.
 
 Where a name was used once before, copying it is what predicts it: how well a model does so from far back is how well
-its far attention works (see also `focus_hf.evaluate.copies`).
+its far attention works (see also `focus_hf.evaluate.far_copies`).
 """
 
 from __future__ import annotations
@@ -11,45 +11,22 @@ import io
 import keyword
 import tokenize
 from collections.abc import Iterator
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from .sources import shuffled
+from .sources import CodePrompt, Copy, Source, prompts_of
 
 #: Names that say nothing about what was said before.
 _KNOWN = {*keyword.kwlist, *keyword.softkwlist, *dir(builtins), "self", "cls"}
-
 
 #: A start of a module counts if it has a second use for each of so many tokens.
 _TOKENS_EACH = 100
 
 
-@dataclass(frozen=True)
-class SecondUse:
-    """Where a name is used for the second time.
-
-    Args:
-        tokens: the model's tokens of it, as places in the text.
-        distance: from the first use's first token to its own.
-    """
-
-    tokens: tuple[int, ...]
-    distance: int
-
-
-@dataclass(frozen=True)
-class NamesPrompt:
-    """Token ids of the start of a module, ``(T,)``, and the second uses in it."""
-
-    ids: Tensor
-    uses: tuple[SecondUse, ...]
-
-
-def second_uses(code: str, offsets: list[tuple[int, int]]) -> list[SecondUse]:
-    """The second uses of all names in code.
+def second_uses(code: str, offsets: list[tuple[int, int]]) -> list[Copy]:
+    """The second uses of all names in code, their distances from the first use's first token to their own.
 
     Args:
         code: Python; what comes after a mistake in it is not looked at.
@@ -67,7 +44,7 @@ def second_uses(code: str, offsets: list[tuple[int, int]]) -> list[SecondUse]:
             break
         places.setdefault(name, []).append(tuple(range(next_token, last)))
     uses = [(found[0], found[1]) for found in places.values() if len(found) > 1 and found[0] and found[1]]
-    return sorted((SecondUse(two, two[0] - one[0]) for one, two in uses), key=lambda use: use.tokens)
+    return sorted((Copy(two, two[0] - one[0]) for one, two in uses), key=lambda use: use.tokens)
 
 
 def _names(code: str) -> Iterator[tuple[str, int, int]]:
@@ -84,35 +61,32 @@ def _names(code: str) -> Iterator[tuple[str, int, int]]:
         return
 
 
-def make_names_prompts(tokenizer: Any, length: int, samples: int, seed: int = 0) -> list[NamesPrompt]:
+def make_names_prompts(tokenizer: Any, length: int, samples: int, seed: int = 0) -> list[CodePrompt]:
     """The starts of modules of the standard library that have as many tokens.
 
-    Args:
-        tokenizer: of the model; it must say which characters a token is of (a "fast" one).
-        length: tokens of each.
-        samples: how many modules.
-        seed: of the choice.
-
     Raises:
-        ValueError: the tokenizer is of another kind, or there are not so many modules.
+        ValueError: the tokenizer does not say which characters a token is of (it is no "fast" one), or there are not
+            so many modules.
     """
     if not getattr(tokenizer, "is_fast", False):
         raise ValueError("Names are found by a tokenizer's offsets: load a fast tokenizer (use_fast=True).")
-    prompts: list[NamesPrompt] = []
-    for source in shuffled(f"{seed} names {length}"):
-        if len(prompts) == samples:
-            break
-        if len(source.text) < length:
-            continue
-        read = tokenizer(source.text, return_offsets_mapping=True, add_special_tokens=False, verbose=False)
-        if len(read.input_ids) < length:
-            continue
-        uses = second_uses(source.text, read.offset_mapping[:length])
-        if len(uses) * _TOKENS_EACH >= length:  # or it is mostly prose
-            prompts.append(NamesPrompt(torch.tensor(read.input_ids[:length]), tuple(uses)))
+    prompts = prompts_of(f"{seed} names {length}", samples, partial(_prompt, tokenizer, length))
     if len(prompts) < samples:
         raise ValueError(
             f"The standard library has {len(prompts)} modules of {length} tokens, {samples} were asked for. Ask for "
             "fewer samples or shorter ones."
         )
     return prompts
+
+
+def _prompt(tokenizer: Any, length: int, modules: list[Source]) -> CodePrompt | None:
+    """The start of the first module; ``None`` if it is too short, or mostly prose."""
+    text = modules[0].text
+    if len(text) < length:
+        return None
+    read = tokenizer(text, return_offsets_mapping=True, add_special_tokens=False, verbose=False)
+    if len(read.input_ids) < length:
+        return None
+    uses = second_uses(text, read.offset_mapping[:length])
+    enough = len(uses) * _TOKENS_EACH >= length
+    return CodePrompt(torch.tensor(read.input_ids[:length]), tuple(uses)) if enough else None

@@ -1,38 +1,27 @@
 """What Focus is measured against: methods of the field, written from their papers, at as many pairs.
 
-Each is a small module behind one interface, `Selector`. They choose for every query head by itself, always read the
-first 4 and the last 64 tokens, and are told a number of keys for each query; what their choosing costs is stated
-beside, see `Cost`.
+Each is a `Selector`. They choose for every query head by itself and always read the first 4 and the last 64 tokens, as
+their papers do; what choosing costs is stated beside, see `Cost`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
 from ...records.results import OPPONENTS
-from .attend import Counted, attend_by, opponent_attention, routable_layers
-from .clusters import Clusters, k_means
-from .mean_blocks import MeanBlocks
+from .attend import Counted, attend_by
+from .clusters import Clusters
+from .pages import MeanBlocks, Quest
 from .plain import Oracle, Random, Window
-from .quest import Quest
-from .selector import SINKS, WINDOW, Call, Choice, Cost, Estimate, Reader, Selector, keys_at, less_scoring, share_of
+from .selector import SINKS, Cost, Selector, keys_at, less_scoring
 from .slash import Slash
 from .streaming import Measure, Streaming
 
-_MAKE: dict[str, Callable[[], Selector]] = {
-    "window": Window,
-    "random": Random,
-    "quest": Quest,
-    "blocks": MeanBlocks,
-    "slash": Slash,
-    "clusters": Clusters,
-    "clusters-estimate": lambda: Clusters(estimate=True),
-    "streaming": Streaming,
-    "oracle": Oracle,
-}
+_ALL = (Window(), Random(), Quest(), MeanBlocks(), Slash(), Clusters(), Clusters(estimate=True), Streaming(), Oracle())
+_BY_NAME: dict[str, Selector] = {selector.name: selector for selector in _ALL}
 
 
 def selector_named(name: str) -> Selector:
@@ -41,9 +30,9 @@ def selector_named(name: str) -> Selector:
     Raises:
         ValueError: there is none.
     """
-    if name not in _MAKE:
+    if name not in _BY_NAME:
         raise ValueError(f"Opponents are {', '.join(OPPONENTS)}; got {name!r}.")
-    return _MAKE[name]()
+    return _BY_NAME[name]
 
 
 @torch.no_grad()
@@ -75,30 +64,12 @@ def make_selector(
 __all__ = [
     "OPPONENTS",
     "SINKS",
-    "WINDOW",
-    "Call",
-    "Choice",
-    "Clusters",
     "Cost",
     "Counted",
-    "Estimate",
-    "MeanBlocks",
-    "Measure",
-    "Oracle",
-    "Quest",
-    "Random",
-    "Reader",
     "Selector",
-    "Slash",
-    "Streaming",
-    "Window",
     "attend_by",
-    "k_means",
     "keys_at",
     "less_scoring",
     "make_selector",
-    "opponent_attention",
-    "routable_layers",
     "selector_named",
-    "share_of",
 ]

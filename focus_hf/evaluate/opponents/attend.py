@@ -6,17 +6,17 @@ of one block. No Focus adapter is needed; where one is loaded, it must be off.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from ...adapter.discovery import find_attention, why_not
-from .selector import Call, Choice, Selector, blocks, causal, keys_at, less_scoring, products
+from .selector import Call, Choice, Selector, blocks, keys_at, less_scoring, products
 
 #: Under which transformers knows the attention function.
 IMPLEMENTATION = "focus_opponent"
@@ -37,35 +37,22 @@ class Counted:
     possible: int = 0
     loaded: int = 0
 
-    def add(self, pairs: Tensor, kv_heads: int, possible: int) -> None:
-        """Count a block of queries.
-
-        Args:
-            pairs: bool ``(B, H, R, end)``, read.
-            kv_heads: ``H_kv``.
-            possible: of all heads and sequences.
-        """
+    def add(self, pairs: Tensor, kv_heads: int, first: int) -> None:
+        """Count a block of queries from position ``first`` on: bool ``(B, H, R, end)``, of ``kv_heads`` key heads."""
+        batch, heads, _, end = pairs.shape
         of_key_heads = pairs.unflatten(1, (kv_heads, -1))
         self.read += int(pairs.sum())
         self.loaded += int(of_key_heads.any(dim=2).sum()) * of_key_heads.shape[2]
-        self.possible += possible
+        self.possible += batch * heads * sum(range(first + 1, end + 1))
 
     @property
     def share(self) -> float:
-        """Of the possible pairs, those that are read.
-
-        Raises:
-            ValueError: no layer was called.
-        """
+        """Of the possible pairs, those that are read."""
         return self._of_possible(self.read)
 
     @property
     def loaded_share(self) -> float:
-        """Share of the keys that have to be loaded, see ``loaded``; `share` where heads of a key head read alike.
-
-        Raises:
-            ValueError: no layer was called.
-        """
+        """Share of the keys that have to be loaded, see ``loaded``; `share` where heads of a key head read alike."""
         return self._of_possible(self.loaded)
 
     def _of_possible(self, pairs: int) -> float:
@@ -74,38 +61,22 @@ class Counted:
         return pairs / self.possible
 
 
-@dataclass(frozen=True)
-class Task:
-    """What a layer is told: a selector and its budget, as a share of pairs or as keys for each query."""
+@dataclass(eq=False)
+class Told:
+    """A layer's configuration that names our attention function, and what that is told: the number of the layer, what
+    chooses, how many keys a query may read by the context's length, what was read. All else is the layer's own.
+    """
 
+    config: Any
+    layer: int
     selector: Selector
-    share: float | None
-    keys: int | None
-    count_scoring: bool
-    counted: Counted = field(default_factory=Counted)
+    keys_at: Callable[[int], int]
+    counted: Counted
 
-    def keys_of(self, length: int) -> int:
-        """Keys that each query may read in a context of this length.
-
-        Raises:
-            ValueError: choosing costs more than the budget.
-        """
-        if self.share is None:
-            return int(self.keys or 0)
-        share = less_scoring(self.share, self.selector, length) if self.count_scoring else self.share
-        return keys_at(share, length)
-
-
-class TaskConfig:
-    """A layer's configuration that names our attention function, and carries its task; all else is the layer's own."""
-
-    _attn_implementation = IMPLEMENTATION
-
-    def __init__(self, config: Any, task: Task, layer: int) -> None:
-        self.config, self.task, self.layer = config, task, layer
+    _attn_implementation: ClassVar[str] = IMPLEMENTATION
 
     def __getattr__(self, name: str) -> Any:
-        if name == "config":
+        if name == "config":  # while it is copied
             raise AttributeError(name)
         return getattr(self.config, name)
 
@@ -120,7 +91,7 @@ def attend_by(
     layers: Sequence[nn.Module] | None = None,
     count_scoring: bool = False,
 ) -> Iterator[Counted]:
-    """Within the block, attention layers read what a selector chooses; afterwards as before.
+    """Within the block, attention layers read what a selector chooses, and what they read is counted.
 
     The state is the model's: other models may run in other threads meanwhile, the same one runs under the selector.
 
@@ -131,9 +102,6 @@ def attend_by(
         keys: in place of it, how many keys each query reads at most.
         layers: attention modules; those that Focus could route by default, see `routable_layers`.
         count_scoring: what choosing costs in products is part of the share.
-
-    Yields:
-        The pairs read so far.
 
     Raises:
         ValueError: not one budget, or no layer to attend in.
@@ -149,12 +117,18 @@ def attend_by(
     chosen: list[Any] = routable_layers(model) if layers is None else list(layers)
     if not chosen:
         raise ValueError(f"This {type(model).__name__} has no attention layer that a selector could choose pairs for.")
-    task = Task(selector, share, keys, count_scoring)
+
+    def keys_of(length: int) -> int:
+        if share is None:
+            return int(keys or 0)
+        return keys_at(less_scoring(share, selector, length) if count_scoring else share, length)
+
+    counted = Counted()
     before = [layer.config for layer in chosen]
     try:
         for number, layer in enumerate(chosen):
-            layer.config = TaskConfig(layer.config, task, number)
-        yield task.counted
+            layer.config = Told(layer.config, number, selector, keys_of, counted)
+        yield counted
     finally:
         for layer, config in zip(chosen, before, strict=True):
             layer.config = config
@@ -172,29 +146,23 @@ def opponent_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float | None = None,
-    dropout: float = 0.0,
     softcap: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attention function registered with transformers as ``"focus_opponent"``.
+    """Attention function registered with transformers as ``"focus_opponent"``, see there; without dropout.
 
     Args:
         module: an attention module inside `attend_by`.
-        query: ``(B, H, Q, D)``, of the last ``Q`` of ``S`` tokens.
-        key, value: ``(B, H_kv, S, D)``, ``(B, H_kv, S, D_v)``.
+        query, key, value: ``(B, H, Q, D)`` of the last ``Q`` of ``S`` tokens, ``(B, H_kv, S, D)``,
+            ``(B, H_kv, S, D_v)``.
         attention_mask: ``None``, or ``(B, 1 or H, Q, S)``, bool or additive.
-        scaling: factor on ``q . k``; ``D ** -0.5`` if ``None``.
-        dropout: not done: opponents are measured, not trained.
         softcap: Gemma-2's soft-capping of the scores.
-
-    Returns:
-        ``(B, Q, H, D_v)``, and ``None`` for the attention weights.
 
     Raises:
         NotImplementedError: the model hands over something else.
     """
     told: Any = module.config
-    if not isinstance(told, TaskConfig):
+    if not isinstance(told, Told):
         raise ValueError(f'"{IMPLEMENTATION}" attends inside attend_by() only.')
     for name in ("s_aux", "sinks", "position_bias"):
         if kwargs.get(name) is not None:
@@ -205,14 +173,12 @@ def opponent_attention(
             'attn_implementation="sdpa".'
         )
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    keys = told.task.keys_of(key.shape[2])
-    call = Call(query.float(), key.float(), value.float(), scale, keys, told.layer)
-    read = told.task.selector.reader(call)
+    call = Call(query.float(), key.float(), value.float(), scale, told.keys_at(key.shape[2]), told.layer)
+    read = told.selector.reader(call)
     outputs = []
     for first, end in blocks(call.start, call.length):
         choice = read(first, end)
-        possible = int(causal(first, end, key.device).sum()) * query.shape[0] * query.shape[1]
-        told.task.counted.add(choice.pairs.expand(*query.shape[:2], -1, -1), key.shape[1], possible)
+        told.counted.add(choice.pairs.expand(*query.shape[:2], -1, -1), key.shape[1], first)
         mask = None if attention_mask is None else attention_mask[:, :, first - call.start : end - call.start, :end]
         outputs.append(_attend(call, first, end, choice, mask, softcap))
     return torch.cat(outputs, dim=2).to(query.dtype).transpose(1, 2).contiguous(), None

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .selector import BLOCK, Call, Choice, Cost, Estimate, Reader, by_unit, products, read_best
+from .selector import BLOCK, Call, Choice, Cost, Estimate, Reader, Selector, by_unit, products, read_best, window
 
 
-class Clusters:
+class Clusters(Selector):
     """Clusters of keys by their mean.
 
     Args:
@@ -30,21 +30,14 @@ class Clusters:
     rounds = 5
 
     def __init__(self, estimate: bool = False) -> None:
-        self.estimate = estimate
-
-    @property
-    def name(self) -> str:
-        """See `Selector`."""
-        return "clusters-estimate" if self.estimate else "clusters"
+        self.estimate, self.name = estimate, "clusters-estimate" if estimate else "clusters"
 
     def reader(self, call: Call) -> Reader:
-        """See `Selector`."""
-
         def read(first: int, end: int) -> Choice:
             known = first // BLOCK * BLOCK
             query, key = call.queries(first, end), call.key[:, :, :known]
             if not known:
-                return Choice(read_best(torch.arange(end).expand(*query.shape[:3], -1), first, call.keys))
+                return Choice(window(first, end, call.keys, query.device))
             cluster = k_means(key, -(-known // self.size), self.rounds)
             members = F.one_hot(cluster, -(-known // self.size)).to(key.dtype)  # (B, H_kv, known, C)
             sizes = members.sum(dim=2)
@@ -73,7 +66,7 @@ def k_means(keys: Tensor, count: int, rounds: int) -> Tensor:
 
     Args:
         keys: float32 ``(B, H, n, D)``.
-        count: of clusters, ``C``, at most ``n``; one that loses all keys stays where it is.
+        count: of clusters, at most ``n``; one that loses all keys stays where it is.
         rounds: of assigning and averaging.
 
     Returns:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .selector import Call, Choice, Cost, Reader, by_unit, products, read_best, window
+from .selector import Call, Choice, Cost, Reader, Selector, by_unit, products, read_best, window
 
 #: Multipliers of a hash (splitmix64), as signed 64-bit integers.
 _MIX = (-7046029254386353131, -4658895280553007687, -7723592293110705685)
 
 
-class Window:
+class Window(Selector):
     """The last tokens and the first: StreamingLLM (Xiao et al., arXiv 2309.17453). Nothing beats it by itself for its
     pairs (Xiong et al., arXiv 2112.07210), so every row of Focus stands beside it.
     """
@@ -19,60 +19,37 @@ class Window:
     name = "window"
 
     def reader(self, call: Call) -> Reader:
-        """See `Selector`."""
-
-        def read(first: int, end: int) -> Choice:
-            pairs = window(first, end, call.keys, call.key.device)
-            return Choice(pairs.expand(*call.query.shape[:2], -1, -1))
-
-        return read
-
-    def cost(self, length: int) -> Cost:
-        """Nothing."""
-        return Cost()
+        return lambda first, end: Choice(window(first, end, call.keys, call.key.device))
 
 
-class Random:
-    """Groups that mean nothing: keys are in one of so many, drawn by their places, and each query reads groups in an
-    order of its own.
-    """
+class Random(Selector):
+    """Groups that mean nothing: keys are in one by lot, and each query reads groups in an order of its own."""
 
     name = "random"
     groups = 64
 
     def reader(self, call: Call) -> Reader:
-        """See `Selector`."""
-        batch, heads = call.query.shape[:2]
+        heads, device = call.query.shape[1], call.key.device
         layer, kv_head = torch.tensor(call.layer), torch.arange(call.key.shape[1])[:, None]
         drawn = hashed(layer, kv_head, torch.arange(call.length)) * self.groups
-        of_keys = drawn.long().to(call.key.device)[None].expand(batch, -1, -1)
+        of_keys = drawn.long().to(device)[None]
 
         def read(first: int, end: int) -> Choice:
             places = torch.arange(first, end)[:, None]
             scores = hashed(layer, torch.arange(heads)[:, None, None], places, torch.arange(self.groups))
-            scores = scores.to(call.key.device)[None].expand(batch, -1, -1, -1)
-            return Choice(read_best(by_unit(scores, of_keys[..., :end]), first, call.keys))
+            return Choice(read_best(by_unit(scores.to(device)[None], of_keys[..., :end]), first, call.keys))
 
         return read
 
-    def cost(self, length: int) -> Cost:
-        """Nothing."""
-        return Cost()
 
-
-class Oracle:
-    """The keys with most of dense attention's weight, as many for every head and query. No method: all are
-    scored.
-    """
+class Oracle(Selector):
+    """The keys with most of dense attention's weight, as many for every head and query: no method, all are scored."""
 
     name = "oracle"
 
     def reader(self, call: Call) -> Reader:
-        """See `Selector`."""
-
         def read(first: int, end: int) -> Choice:
-            scores = products(call.queries(first, end), call.key[:, :, :end])
-            return Choice(read_best(scores, first, call.keys))
+            return Choice(read_best(products(call.queries(first, end), call.key[:, :, :end]), first, call.keys))
 
         return read
 

@@ -1,16 +1,14 @@
 """The one interface of all opponents: which pairs at a budget, and what choosing them costs.
 
-A method of sparse attention is a `Selector`. For a layer's call it gives a `Reader`, which says block by block of
-queries which keys they read. All of them choose for every query head by itself, and all read the first tokens and
-the last ones before a query whatever else they choose, as their papers do. The budget is a number of keys that every
-query reads at most, see `keys_at`.
+For a layer's call a `Selector` gives a `Reader`, which says block by block of queries which keys they read. The budget
+is a number of keys that every query reads at most, see `keys_at`.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -62,10 +60,8 @@ class Estimate:
     """What stands in for keys that are not read: means, each for several of them.
 
     Args:
-        key: ``(B, H_kv, C, D)``.
-        value: ``(B, H_kv, C, D_v)``.
-        log_sizes: added to the scores, of how many unread keys a mean stands for at a query, ``(B, H, R, C)``;
-            ``-inf`` of none.
+        key, value: ``(B, H_kv, C, D)``, ``(B, H_kv, C, D_v)``.
+        log_sizes: of how many unread keys a mean stands for at a query, ``(B, H, R, C)``, is added to the scores.
     """
 
     key: Tensor
@@ -75,7 +71,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Choice:
-    """What a block of queries reads: bool ``(B, H, R, end)``, causal, and what stands in for the rest."""
+    """What a block of queries reads: bool, causal, broadcast to ``(B, H, R, end)``; what stands in for the rest."""
 
     pairs: Tensor
     estimate: Estimate | None = None
@@ -100,18 +96,18 @@ class Cost:
     bytes: float = 0.0
 
 
-class Selector(Protocol):
-    """A method of sparse attention."""
+class Selector(ABC):
+    """A method of sparse attention; ``name`` is that of its mode."""
 
-    @property
-    def name(self) -> str:
-        """Of the mode."""
+    name: str
 
+    @abstractmethod
     def reader(self, call: Call) -> Reader:
         """Look at a call."""
 
     def cost(self, length: int) -> Cost:
-        """Of choosing in a context of so many tokens."""
+        """Of choosing in a context of so many tokens; nothing, where all is known beforehand."""
+        return Cost()
 
 
 def keys_at(share: float, length: int) -> int:
@@ -175,10 +171,7 @@ def read_best(scores: Tensor, first: int, keys: int) -> Tensor:
     Args:
         scores: of integers or floats without ties, ``(B, H, R, end)``; those of later keys do not matter.
         first: position of the first query.
-        keys: that each may read.
-
-    Returns:
-        bool, the same shape: of each query ``min(keys, all before it)``.
+        keys: that each may read, and reads if there are as many: bool of the scores' shape.
     """
     end = scores.shape[-1]
     allowed = causal(first, end, scores.device)
@@ -198,27 +191,21 @@ def by_unit(unit_scores: Tensor, unit_of_key: Tensor) -> Tensor:
 
     Args:
         unit_scores: ``(B, H, R, U)``; of equal ones the later unit counts as better.
-        unit_of_key: int64 ``(end,)``, or ``(B, H_kv, end)``.
+        unit_of_key: int64 ``(B, H_kv, end)``, or with 1 where all are alike.
 
     Returns:
         int32 ``(B, H, R, end)``, without ties.
     """
-    end = unit_of_key.shape[-1]
+    (batch, heads, queries, _), end = unit_scores.shape, unit_of_key.shape[-1]
     order = unit_scores.argsort(dim=-1, stable=True)
     ranks = torch.empty_like(order, dtype=torch.int32)
     ranks.scatter_(-1, order, torch.arange(order.shape[-1], dtype=torch.int32, device=order.device).expand_as(order))
-    if unit_of_key.dim() == 1:
-        of_keys = ranks[..., unit_of_key]
-    else:
-        each = unit_scores.shape[1] // unit_of_key.shape[1]
-        index = unit_of_key.repeat_interleave(each, dim=1)[:, :, None].expand(-1, -1, unit_scores.shape[2], -1)
-        of_keys = ranks.gather(-1, index)
+    of_heads = unit_of_key.repeat_interleave(heads // unit_of_key.shape[1], dim=1)[:, :, None]
+    of_keys = ranks.gather(-1, of_heads.expand(batch, -1, queries, -1))
     return of_keys * end + torch.arange(end, dtype=torch.int32, device=order.device)
 
 
 def products(query: Tensor, key: Tensor) -> Tensor:
-    """``q . k`` of every query head with what its key head has: ``(B, H, R, D)``, ``(B, H_kv, N, D)`` to
-    ``(B, H, R, N)``.
-    """
+    """``q . k`` of query heads with what their key heads have: of ``(B, H_kv, N, D)``, ``(B, H, R, N)``."""
     grouped = query.unflatten(1, (key.shape[1], -1))
     return torch.matmul(grouped, key[:, :, None].transpose(-1, -2)).flatten(1, 2)

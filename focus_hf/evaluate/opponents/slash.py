@@ -13,10 +13,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .selector import SINKS, WINDOW, Call, Choice, Cost, Reader, causal, products
+from .selector import SINKS, WINDOW, Call, Choice, Cost, Reader, Selector, causal, products
 
 
-class Slash:
+class Slash(Selector):
     """Vertical and slash lines, by the last queries."""
 
     name = "slash"
@@ -24,14 +24,12 @@ class Slash:
     divisions = (0.0, 0.25, 0.5, 0.75, 1.0)
 
     def reader(self, call: Call) -> Reader:
-        """See `Selector`."""
         lines = None if call.start else self.lines(call)
 
         def read(first: int, end: int) -> Choice:
             allowed = causal(first, end, call.key.device)
-            if lines is None:
-                return Choice(allowed.expand(*call.query.shape[:2], -1, -1))
-            return Choice(on_lines(*lines, first, end) & allowed)
+            queries = torch.arange(first, end, device=allowed.device)
+            return Choice(allowed if lines is None else on_lines(*lines, queries, end) & allowed)
 
         return read
 
@@ -47,21 +45,14 @@ class Slash:
         by_key = weights.sum(dim=2)
         found = [self._divided(by_key, by_distance, call.keys, division) for division in self.divisions]
         found.append(self._divided(by_key, -places.expand_as(by_key).float(), call.keys, 0.0))  # A-shape: the nearest
-        kept = [self._kept(call, *lines) for lines in found]
-        best = torch.stack(kept).argmax(dim=0)[None, ..., None]
-        keys, distances = (torch.stack(kind) for kind in zip(*found, strict=True))
-        index = best.expand(1, -1, -1, length)
-        return keys.gather(0, index)[0], distances.gather(0, index)[0]
-
-    def _kept(self, call: Call, keys: Tensor, distances: Tensor) -> Tensor:
-        """What is kept of the attention of queries from all over the prompt: ``(B, H)``."""
-        places = torch.arange(call.length, device=keys.device)
-        rows = places[:: -(-call.length // self.last)]
-        allowed = rows[:, None] >= places
-        scores = products(call.query[:, :, rows], call.key) * call.scale
-        weights = scores.masked_fill(~allowed, -torch.inf).softmax(dim=-1)
-        on = keys[:, :, None] | distances[:, :, (rows[:, None] - places).clamp(min=0)]
-        return (on * weights).sum(dim=(-1, -2))
+        # What each keeps of the attention of queries from all over the prompt.
+        queries = places[:: -(-length // self.last)]
+        scores = products(call.query[:, :, queries], call.key) * call.scale
+        weights = scores.masked_fill(queries[:, None] < places, -torch.inf).softmax(dim=-1)
+        kept = [(on_lines(*lines, queries, length) * weights).sum(dim=(-1, -2)) for lines in found]
+        best = torch.stack(kept).argmax(dim=0)[None, ..., None].expand(1, -1, -1, length)
+        keys, distances = (torch.stack(kind).gather(0, best)[0] for kind in zip(*found, strict=True))
+        return keys, distances
 
     def cost(self, length: int) -> Cost:
         """The scores of the last queries, once; new tokens choose nothing."""
@@ -92,9 +83,9 @@ class Slash:
         return vertical, slash | _prefix(by_distance, added, ~slash, total - used_now)
 
 
-def on_lines(keys: Tensor, distances: Tensor, first: int, end: int) -> Tensor:
-    """Pairs on lines, later keys among them: bool ``(B, H, R, end)``."""
-    apart = torch.arange(first, end, device=keys.device)[:, None] - torch.arange(end, device=keys.device)
+def on_lines(keys: Tensor, distances: Tensor, queries: Tensor, end: int) -> Tensor:
+    """Pairs of queries at positions ``(R,)`` that are on lines, later keys among them: bool ``(B, H, R, end)``."""
+    apart = queries[:, None] - torch.arange(end, device=keys.device)
     return keys[:, :, None, :end] | distances[:, :, apart.clamp(min=0)]
 
 

@@ -15,10 +15,10 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from .selector import SINKS, WINDOW, Call, Choice, Cost, Reader, causal, keys_at, products, share_of, window
+from .selector import SINKS, WINDOW, Call, Choice, Reader, Selector, causal, keys_at, products, share_of, window
 
 
-class Streaming:
+class Streaming(Selector):
     """Dense and streaming heads.
 
     Args:
@@ -34,24 +34,12 @@ class Streaming:
         self.order = [(layer, head) for _, layer, head in sorted(each, key=lambda entry: -entry[0])]
 
     def reader(self, call: Call) -> Reader:
-        """See `Selector`.
-
-        Raises:
-            ValueError: nothing was measured of the layer.
-        """
         if not any(layer == call.layer for layer, _ in self.order):
-            raise ValueError(
-                f"What the heads of layer {call.layer} lose to a window was not measured: make_selector()."
-            )
+            raise ValueError(f"What heads of layer {call.layer} lose to a window was not measured: make_selector().")
         keys = self.keys_of_heads(call.keys, call.length)
         own = torch.tensor([keys[call.layer, head] for head in range(call.key.shape[1])], device=call.key.device)
         each = own.repeat_interleave(call.query.shape[1] // call.key.shape[1])[:, None, None]
-
-        def read(first: int, end: int) -> Choice:
-            pairs = window(first, end, each, call.key.device)
-            return Choice(pairs.expand(call.query.shape[0], -1, -1, -1))
-
-        return read
+        return lambda first, end: Choice(window(first, end, each, call.key.device))
 
     def keys_of_heads(self, keys: int, length: int) -> dict[tuple[int, int], int]:
         """Of each layer and key/value head, how many keys its queries read, so that the mean share is the budget's."""
@@ -66,12 +54,8 @@ class Streaming:
             chosen[self.order[whole]] = max(least, keys_at(streaming + rest * (1 - streaming), length))
         return chosen
 
-    def cost(self, length: int) -> Cost:
-        """Nothing: heads are known beforehand."""
-        return Cost()
 
-
-class Measure:
+class Measure(Selector):
     """Attends to everything and notes how far a window would move heads' outputs, as `Streaming` takes it."""
 
     name = "measure"
@@ -80,8 +64,6 @@ class Measure:
         self.losses: dict[int, Tensor] = {}
 
     def reader(self, call: Call) -> Reader:
-        """See `Selector`."""
-
         def read(first: int, end: int) -> Choice:
             key, value = call.key[:, :, :end], call.value[:, :, :end]
             scores = products(call.queries(first, end), key) * call.scale
@@ -93,10 +75,6 @@ class Measure:
             )
             lost = (whole - part).square().sum(dim=(0, 2, 3)).unflatten(0, (key.shape[1], -1)).sum(dim=1)
             self.losses[call.layer] = self.losses.get(call.layer, 0) + lost.cpu()
-            return Choice(allowed.expand(*scores.shape))
+            return Choice(allowed)
 
         return read
-
-    def cost(self, length: int) -> Cost:
-        """Not counted: it is done once."""
-        return Cost()

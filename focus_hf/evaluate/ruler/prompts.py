@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
-from itertools import takewhile
+from os.path import commonprefix
 from random import Random
 from typing import Any
 
@@ -36,14 +37,11 @@ def make_prompts(tokenizer: Any, task: str, length: int, samples: int, seed: int
         tokenizer: of the model; its chat template is used where it has one.
         task: a name in `TASKS`.
         length: tokens of prompt and answer.
-        samples: how many; each by itself depends on seed, task and length alone.
-        seed: of all choices.
+        samples: how many; each by itself depends on ``seed``, task and length alone.
 
     Raises:
-        ValueError: the task does not exist, or does not fit into so few tokens.
+        ValueError: the task does not fit into so few tokens.
     """
-    if task not in TASKS:
-        raise ValueError(f"RULER's tasks here are {', '.join(TASKS)}; got {task!r}.")
     return [_longest(tokenizer, task, length, f"{seed} {task} {length} {sample}") for sample in range(samples)]
 
 
@@ -52,40 +50,29 @@ def _longest(tokenizer: Any, name: str, length: int, seed: str) -> Prompt:
     task = TASKS[name]
     room = length - task.new_tokens
 
-    def made(size: int) -> tuple[Example, list[int]]:
-        example = task.make(Random(seed), size, length)
-        return example, _prompt_ids(tokenizer, example)
+    def tokens(size: int) -> int:
+        return len(_prompt_ids(tokenizer, task.make(Random(seed), size, length)))
 
-    fits, too_large = task.smallest, 2 * task.smallest
-    example, ids = made(fits)
-    if len(ids) > room:
+    if (least := tokens(task.smallest)) > room:
         raise ValueError(
-            f"RULER's {name} needs at least {len(ids) + task.new_tokens} tokens with this tokenizer, got {length}."
+            f"RULER's {name} needs at least {least + task.new_tokens} tokens with this tokenizer, got {length}."
         )
-    while (larger := made(too_large)) and len(larger[1]) <= room:
-        fits, too_large, (example, ids) = too_large, 2 * too_large, larger
-    while too_large - fits > 1:
-        middle = (fits + too_large) // 2
-        tried = made(middle)
-        if len(tried[1]) <= room:
-            fits, (example, ids) = middle, tried
-        else:
-            too_large = middle
-    answered = _prompt_ids(tokenizer, example, example.expected)
-    same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(ids, answered, strict=False)))
+    too_large = 2 * task.smallest
+    while tokens(too_large) <= room:
+        too_large *= 2
+    size = bisect_right(range(too_large), room, lo=too_large // 2 + 1, key=tokens) - 1
+    example = task.make(Random(seed), size, length)
+    ids, answered = _prompt_ids(tokenizer, example), _prompt_ids(tokenizer, example, example.expected)
+    same = len(commonprefix([ids, answered]))
     return Prompt(ids, answered, len(answered) - same, example.answers, task.new_tokens)
 
 
-def _prompt_text(tokenizer: Any, example: Example) -> str:
+def _prompt_ids(tokenizer: Any, example: Example, more: str = "") -> list[int]:
     """Question and start of the answer, as the model's users write them."""
     if tokenizer.chat_template is None:
-        return example.question + example.prefix
+        return list(tokenizer(example.question + example.prefix + more, verbose=False).input_ids)
     turns = [{"role": "user", "content": example.question}]
     asked = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
-    return asked + (example.prefix.lstrip() if asked[-1:].isspace() else example.prefix)
-
-
-def _prompt_ids(tokenizer: Any, example: Example, more: str = "") -> list[int]:
-    has_template = tokenizer.chat_template is not None  # which writes its own special tokens
-    text = _prompt_text(tokenizer, example) + more
-    return list(tokenizer(text, add_special_tokens=not has_template, verbose=False).input_ids)
+    asked += (example.prefix.lstrip() if asked[-1:].isspace() else example.prefix) + more
+    # A template writes its own special tokens.
+    return list(tokenizer(asked, add_special_tokens=False, verbose=False).input_ids)

@@ -4,28 +4,25 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..modes import OPPONENTS, Mode, attending, device_of
-from ..perplexity import attended_share
-from ..quality import focus_share, matched
+from ..modes import Mode, Row, attending, device_of, with_cache
+from ..quality import shares_read, with_width
 from .prompts import Prompt, make_prompts
 from .tasks import TASKS, string_match_all
 
 
 @dataclass(frozen=True)
 class RulerPlan:
-    """What to ask.
+    """What to ask: ``samples`` prompts of each task, by its name in `TASKS`, at each of some lengths, in tokens of
+    prompt and answer; the seed is theirs.
 
-    Args:
-        lengths: tokens of prompt and answer.
-        tasks: names in `TASKS`.
-        samples: prompts of each task and length.
-        seed: of the prompts.
+    Raises:
+        ValueError: there is no such task.
     """
 
     lengths: Sequence[int]
@@ -39,14 +36,14 @@ class RulerPlan:
                 raise ValueError(f"RULER's tasks here are {', '.join(TASKS)}; got {task!r}.")
 
 
-@dataclass(frozen=True)
-class RulerRow:
+@dataclass(frozen=True, kw_only=True)
+class RulerRow(Row):
     """One task at one length in one mode.
 
     Args:
         task: its name.
         length: tokens of each prompt with its answer.
-        mode, top_k, width, budget: see `QualityRow`.
+        mode, top_k, width, budget: see `Mode`.
         score: mean of `string_match_all` over what the model generated greedily, 0 to 1.
         accuracy: share of the right answer's tokens that are the model's first choice, given those before.
         logprob: log-probability of the right answer in nats per token, given those before.
@@ -56,112 +53,67 @@ class RulerRow:
 
     task: str
     length: int
-    mode: str
-    top_k: int | None
     score: float
     accuracy: float
     logprob: float
     pairs: float
     samples: int
     seed: int
-    width: int | None = None
-    budget: str | None = None
 
     def __str__(self) -> str:
-        return f"RULER {self.task}, {self.length} tokens: {Mode(self.mode, self.top_k, self.width, self.budget)}"
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return f"RULER {self.task}, {self.length} tokens: {super().__str__()}"
 
 
-@dataclass
-class _Answers:
-    """What is known of the answers to some prompts: a value for each."""
-
-    scores: list[float] = field(default_factory=list)
-    accuracies: list[float] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-
-
-def ruler_modes(modes: Sequence[Mode]) -> list[Mode]:
-    """Those that can generate: soft attention looks at whole sequences and has no cache."""
-    return [mode for mode in modes if mode.name != "soft"]
-
-
-def measure_ruler(
-    model: Any,
-    tokenizer: Any,
-    plan: RulerPlan,
-    modes: Sequence[Mode],
-) -> Iterator[RulerRow]:
+def measure_ruler(model: Any, tokenizer: Any, plan: RulerPlan, modes: Sequence[Mode]) -> Iterator[RulerRow]:
     """Ask every mode the same questions: one row at a time, for each length, task and mode.
 
     Args:
-        model: with an active Focus adapter; it keeps its own settings.
-        tokenizer: of the model.
+        model, tokenizer: with an active Focus adapter; it keeps its own settings.
         plan: what to ask.
         modes: see `list_modes`; soft attention is left out.
 
     Raises:
         ValueError: a task does not fit into a length.
     """
-    asked = {
-        (task, length): make_prompts(tokenizer, task, length, plan.samples, plan.seed)
-        for length in plan.lengths
-        for task in plan.tasks
-    }
-    for (task, length), prompts in asked.items():
+    kinds = [(task, length) for length in plan.lengths for task in plan.tasks]
+    made = [make_prompts(tokenizer, task, length, plan.samples, plan.seed) for task, length in kinds]
+    for (task, length), prompts in zip(kinds, made, strict=True):
         first = torch.tensor(prompts[0].ids)[None]
-        for mode in ruler_modes(modes):
-            if mode.name in OPPONENTS and mode.width is None:
-                mode = matched(mode, focus_share(model, mode, first), first.shape[1])
+        for mode in with_cache(modes):
+            mode = with_width(model, mode, first, first.shape[1])
             with attending(model, mode, first) as counted:
-                answers = _Answers()
-                for prompt in prompts:
-                    _answer(model, tokenizer, prompt, answers)
-                if counted is not None:
-                    pairs = counted.share
-                else:
-                    pairs = 1.0 if mode.name == "dense" else attended_share(model, first)
-            kinds = (answers.scores, answers.accuracies, answers.logprobs)
-            score, accuracy, logprob = (sum(values) / len(values) for values in kinds)
-            where = (task, length, mode.name, mode.top_k)
-            how = (plan.samples, plan.seed, mode.width, mode.budget)
-            yield RulerRow(*where, score, accuracy, logprob, pairs, *how)
+                answers = [_answer(model, tokenizer, prompt) for prompt in prompts]
+                pairs, _ = shares_read(model, mode, counted, first)
+            found = {kind: sum(answer[kind] for answer in answers) / len(answers) for kind in answers[0]}
+            found |= {"pairs": pairs, "samples": plan.samples, "seed": plan.seed}
+            yield RulerRow(**mode.columns, task=task, length=length, **found)
 
 
-def _answer(model: Any, tokenizer: Any, prompt: Prompt, answers: _Answers) -> None:
+def _answer(model: Any, tokenizer: Any, prompt: Prompt) -> dict[str, Any]:
     cache = read_question(model, prompt)
     said = generate_answer(model, tokenizer, prompt, copy.deepcopy(cache))
-    answers.scores.append(string_match_all(said, prompt.answers))
     losses, first_choice = answer_losses(model, prompt, cache)
-    answers.accuracies.append(first_choice.float().mean().item())
-    answers.logprobs.append(-losses.mean().item())
+    return {
+        "score": string_match_all(said, prompt.answers),
+        "accuracy": first_choice.float().mean().item(),
+        "logprob": -losses.mean().item(),
+    }
 
 
 @torch.no_grad()
 def read_question(model: Any, prompt: Prompt) -> Any:
-    """A KV cache with a question in it, but for its last token: reading a long one takes most of the time."""
-    ids = torch.tensor(prompt.ids[: _question(prompt)], device=device_of(model))[None]
+    """A KV cache with a question in it, but for the last token that is the same whatever the answer: reading a long
+    one takes most of the time.
+    """
+    ids = torch.tensor(prompt.answered[: -prompt.answer_tokens - 1], device=device_of(model))[None]
     return model(input_ids=ids, use_cache=True, logits_to_keep=1).past_key_values
-
-
-def _question(prompt: Prompt) -> int:
-    """Tokens that come before all that an answer depends on."""
-    return len(prompt.answered) - prompt.answer_tokens - 1
 
 
 @torch.no_grad()
 def generate_answer(model: Any, tokenizer: Any, prompt: Prompt, cache: Any) -> str:
-    """What the model says, greedily.
+    """What the model says, greedily, after a cache from `read_question`, which is written to.
 
     It stops as soon as every answer has been said: nothing that comes later can change the score.
-
-    Args:
-        model: to ask.
-        tokenizer: of the model.
-        prompt: what to ask.
-        cache: from `read_question`, which is written to.
     """
     ids = torch.tensor(prompt.ids, device=device_of(model))[None]
 
@@ -186,17 +138,10 @@ def generate_answer(model: Any, tokenizer: Any, prompt: Prompt, cache: Any) -> s
 
 @torch.no_grad()
 def answer_losses(model: nn.Module, prompt: Prompt, cache: Any) -> tuple[Tensor, Tensor]:
-    """Losses of the right answer's tokens, and whether each is the first choice.
-
-    Args:
-        model: to ask.
-        prompt: what to ask.
-        cache: from `read_question`, which is written to.
-
-    Returns:
-        Nats, float32 ``(n,)``, and bool ``(n,)``.
+    """Losses of the right answer's tokens, float32 ``(n,)`` in nats, and whether each is the first choice, bool
+    ``(n,)``, after a cache from `read_question`, which is written to.
     """
-    rest = torch.tensor(prompt.answered[_question(prompt) :])
+    rest = torch.tensor(prompt.answered[-prompt.answer_tokens - 1 :])
     logits = model(input_ids=rest[None].to(device_of(model)), past_key_values=cache, use_cache=True).logits
     predicted, answer = logits[0, :-1].float().cpu(), rest[1:]
     return nn.functional.cross_entropy(predicted, answer, reduction="none"), predicted.argmax(dim=-1) == answer

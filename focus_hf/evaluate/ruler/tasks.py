@@ -2,7 +2,7 @@
 
 Hsieh et al., RULER (arXiv 2404.06654), as published in NVIDIA/RULER: ``scripts/synthetic.yaml``,
 ``scripts/data/synthetic`` and ``scripts/eval/synthetic`` (Apache-2.0). Where ours differ: keys are of our own words
-(see `words`), and no hay has the key that is asked for; prompts are filled to the last unit that fits, where RULER
+(`KEYS`), and no hay has the key that is asked for; prompts are filled to the last unit that fits, where RULER
 goes in larger steps; a space at the end of a prompt goes to the answer, where tokenizers expect it.
 """
 
@@ -14,7 +14,25 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from .words import KEYS
+_ADJECTIVES = """
+able amber ample ancient aqua arctic basic bitter blank blue bold brave brief bright broad bronze busy calm careful
+cheap civil clean clear clever coarse cold cosy crisp cruel curly damp dark dear deep dense dim distant double dry
+dull dusty eager early easy empty equal even exact faint fair famous fancy fast fierce final firm flat fond formal
+fresh frozen full funny gentle giant glad golden grand gray great green grim happy hard harsh heavy hidden hollow
+honest huge humble icy idle jolly keen kind large late lazy lean light little
+"""
+
+_NOUNS = """
+acorn anchor apple apron arrow badge baker barrel basin basket beach beetle bell bench berry bishop blanket boat
+bottle bridge broom bucket button cabin camel candle canvas carpet castle cellar chair cherry circle clock cloud
+coat copper cradle crown curtain daisy desk dolphin donkey drawer drum eagle engine falcon farmer feather fence
+ferry fiddle flag flute forest fountain garden glove goat grape guitar hammer harbor hat helmet hill horse island
+jacket jungle kettle ladder lamp lantern lemon letter lion magnet maple marble meadow mirror monkey mountain needle
+nest ocean onion orchard otter
+"""
+
+#: Keys of needles: ``adjective-noun``, thousands of them.
+KEYS = tuple(f"{adjective}-{noun}" for adjective in _ADJECTIVES.split() for noun in _NOUNS.split())
 
 _NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
 
@@ -48,12 +66,8 @@ _ALPHA, _ZETA = 2.0, 1.6449340668482264  # pi^2 / 6, the zeta function at 2
 
 @dataclass(frozen=True)
 class Example:
-    """One prompt of a task.
-
-    Args:
-        question: what a user says.
-        prefix: how the answer begins; the model goes on from there.
-        answers: what must be in it.
+    """One prompt of a task: what a user says, how the answer begins (the model goes on from there), and what must be
+    in it.
     """
 
     question: str
@@ -87,11 +101,6 @@ def string_match_all(predicted: str, answers: Sequence[str]) -> float:
     return sum(answer.lower() in predicted.lower() for answer in answers) / len(answers)
 
 
-def string_match_part(predicted: str, answers: Sequence[str]) -> float:
-    """1 if any of the answers stands in a prediction, else 0 (RULER's score of questions)."""
-    return float(any(answer.lower() in predicted.lower() for answer in answers))
-
-
 def _number(random: Random) -> str:
     return str(random.randint(1_000_000, 9_999_999))
 
@@ -122,10 +131,9 @@ def _uuid_among_uuids(random: Random, size: int, length: int) -> Example:
 
 
 def _asked(kind: str, key: str, value: str, hay: list[str], random: Random) -> Example:
-    sentences = list(hay)
-    sentences.insert(random.randrange(len(hay)), _NEEDLE.format(kind=kind, key=key, value=value))
+    hay.insert(random.randrange(len(hay)), _NEEDLE.format(kind=kind, key=key, value=value))
     return Example(
-        _NEEDLE_QUESTION.format(kind=kind, key=key, context="\n".join(sentences)),
+        _NEEDLE_QUESTION.format(kind=kind, key=key, context="\n".join(hay)),
         _NEEDLE_PREFIX.format(kind=kind, key=key),
         (value,),
     )
@@ -139,10 +147,7 @@ def _variables(random: Random, size: int, length: int) -> Example:
 
 
 def _chain(random: Random, size: int, letters: int) -> Example:
-    names: list[str] = []
-    while len(names) <= _HOPS:
-        name = "".join(random.choices(string.ascii_uppercase, k=letters))
-        names += [name] if name not in names else []
+    names = _distinct(random, _HOPS + 1, string.ascii_uppercase, letters)
     value = str(random.randrange(10_000, 99_999))
     values = [value, *(f"VAR {name}" for name in names)]
     sentences = [_NOISE] * size
@@ -158,15 +163,18 @@ def _chain(random: Random, size: int, letters: int) -> Example:
 
 def _frequent_words(random: Random, size: int, length: int) -> Example:
     """fwe: ``size`` coded words with frequencies of a zeta distribution, the most frequent one replaced by dots."""
-    count = max(5, (length - TASKS["fwe"].new_tokens) // 50)
-    words: list[str] = []
-    while len(words) < count:
-        word = "".join(random.choices(string.ascii_lowercase, k=6))
-        words += [word] if word not in words else []
+    words = _distinct(random, max(5, (length - TASKS["fwe"].new_tokens) // 50), string.ascii_lowercase, 6)
     words[0] = "..."
     text = [word for rank, word in enumerate(words, start=1) for _ in range(int(size * rank**-_ALPHA / _ZETA))]
     random.shuffle(text)
     return Example(_WORDS_QUESTION.format(context=" ".join(text)), _WORDS_PREFIX, tuple(words[1:4]))
+
+
+def _distinct(random: Random, count: int, letters: str, length: int) -> list[str]:
+    words: dict[str, None] = {}
+    while len(words) < count:
+        words["".join(random.choices(letters, k=length))] = None
+    return list(words)
 
 
 #: RULER's names. The least sizes: a place for each name of a chain; enough words that the fourth is said more often
