@@ -36,7 +36,6 @@ TOOLS = (
     "progress",
     "ranks",
     "recipe_values",
-    "setting_rules",
     "settings",
     "templates",
     "texts",
