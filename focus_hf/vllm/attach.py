@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from inspect import signature
+from inspect import Signature, signature
 from typing import Any
 
 from torch import Tensor, nn
@@ -18,10 +18,10 @@ from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_b
 from ..adapter import FocusConfig
 from ..adapter.layer import OF_CELLS
 from ..routing.cells import CellRouter
-from .adapter import ServedAdapter
 from .backend import FocusBackend, FocusImpl
 from .router import CellsRouter, LayerRouter, Rotary, SharedRouter, bytes_of_groups, part_of
 from .slots import padded_page
+from .start import ServedAdapter
 
 
 def attach(model: nn.Module, vllm_config: Any, adapter: ServedAdapter) -> None:
@@ -55,7 +55,8 @@ def attach(model: nn.Module, vllm_config: Any, adapter: ServedAdapter) -> None:
                 impl.router = _router(adapter.config, own, module, layer, part)
             layer.impl, layer.attn_backend, layer.backend = impl, FocusBackend, AttentionBackendEnum.CUSTOM
             if impl.router.needs_hidden:
-                module.register_forward_pre_hook(_Hidden(impl, module), with_kwargs=True)
+                hook = partial(_see_hidden, impl, signature(module.forward))
+                module.register_forward_pre_hook(hook, with_kwargs=True)
             # Layers that are not routed have the same pages, for all layers must.
             groups = bytes_of_groups(adapter.config, layer.num_kv_heads)
             layer.get_kv_cache_spec = partial(_with_groups, layer.get_kv_cache_spec, groups)
@@ -108,12 +109,8 @@ def _not_routed(module: nn.Module, layer: Any) -> str | None:
     return None
 
 
-class _Hidden:
+def _see_hidden(
+    impl: FocusImpl, entering: Signature, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
     """The hook of an attention module: what enters it, which its layer is not told."""
-
-    def __init__(self, impl: FocusImpl, module: nn.Module) -> None:
-        self.impl = impl
-        self.signature = signature(module.forward)
-
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.impl.hidden_states = self.signature.bind(*args, **kwargs).arguments["hidden_states"]
+    impl.hidden_states = entering.bind(*args, **kwargs).arguments["hidden_states"]
