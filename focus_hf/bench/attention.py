@@ -145,7 +145,7 @@ def who_attends(setting: Setting, memberships: Tensor, num_queries: int) -> WhoA
 
 def dense_functions(query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> dict[str, Callable[[], Tensor]]:
     """The dense attentions that can compute this call, by name: on CUDA each backend, else as PyTorch chooses."""
-    found = {}
+    found: dict[str, Callable[[], Tensor]] = {}
     for name, backend in _CUDA_BACKENDS.items() if query.device.type == "cuda" else ():
         function = partial(dense_attention, query, key, value, causal=causal, backend=backend)
         try:

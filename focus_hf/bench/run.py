@@ -71,6 +71,10 @@ def run_bench(
         require("matplotlib")
     if write:
         check_writable(adapter or "")
+    if adapter is not None:
+        config = read_config(adapter_folder(adapter))
+        own = {name: getattr(config, name) for name in ("num_groups", "local_window", "sink_tokens")}
+        settings = list(dict.fromkeys(replace(setting, **own) for setting in settings))
     if pairs and len(pairs) not in (1, len(settings)):
         raise ValueError(f"There are {len(settings)} settings and {len(pairs)} shares of pairs: give one for each.")
     shares = itertools.cycle(pairs or [None])
@@ -104,13 +108,6 @@ def run_bench(
     if write and adapter is not None:
         _write_speed(results, adapter, machine)
     return results
-
-
-def adapter_settings(adapter: str, settings: Sequence[Setting]) -> list[Setting]:
-    """The settings as far as an adapter leaves them open: groups, window and sinks are its own."""
-    config = read_config(adapter_folder(adapter))
-    own = {name: getattr(config, name) for name in ("num_groups", "local_window", "sink_tokens")}
-    return list(dict.fromkeys(replace(setting, **own) for setting in settings))
 
 
 def _write_speed(results: Sequence[Measurement], adapter: str, machine: str) -> None:

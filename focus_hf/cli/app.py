@@ -64,7 +64,7 @@ def in_order() -> None:
     places = {name: title for title, names in HEADINGS.items() for name in names}
     order = list(places)
     for command in app.registered_commands:
-        command.name = command.name or getattr(command.callback, "__name__", "")
+        command.name = str(command.name or getattr(command.callback, "__name__", ""))
         command.rich_help_panel = places[command.name]
     app.registered_commands.sort(key=lambda command: order.index(str(command.name)))
 

@@ -194,7 +194,7 @@ def bench(
     device_map: DeviceMap = None,
     lengths: Annotated[str, typer.Option(help="Tokens, several with commas.")] = "1024,2048,4096,8192",
     num_groups: Annotated[str, typer.Option(help="Groups per layer (K), several with commas.")] = "8",
-    top_k: Annotated[str | None, typer.Option(help="Groups per token (k), several with commas.")] = None,
+    top_k: Annotated[str, typer.Option(help="Groups per token (k), several with commas.")] = "1",
     local_window: Annotated[str, typer.Option(help="Local window (w), several with commas.")] = "128",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16; several with commas.")] = "float32",
     heads: Annotated[int, typer.Option(help="Query heads.", min=1)] = 8,
@@ -214,7 +214,7 @@ def bench(
     """Measure speed and memory against the best dense attention, in one interleaved run."""
     from ..adapter.placement import check_placement
     from ..bench import grid
-    from ..bench.run import KINDS, adapter_settings, run_bench
+    from ..bench.run import KINDS, run_bench
 
     what = what or ("attention,decode" if adapter is None else "model")
     kinds = [kind for kind in what.split(",") if kind]
@@ -235,14 +235,12 @@ def bench(
         grid(
             numbers("--lengths", lengths),
             numbers("--num-groups", num_groups),
-            numbers("--top-k", top_k or "1"),
+            numbers("--top-k", top_k),
             numbers("--local-window", local_window),
             dtype.split(","),
             **fixed,
         )
     )
-    if adapter is not None:
-        settings = adapter_settings(adapter, settings)
     run_bench(
         kinds,
         settings,

@@ -121,7 +121,7 @@ def run_demo(
     _announce(console, "Share it", "push to a Hub on this machine, then load it from there in a fresh process")
     model, tokenizer, _ = load_adapted(str(adapter), base=str(base_folder))
     with LocalHub(out / "hub") as hub:
-        place = {"endpoint": hub.endpoint, "token": hub.token}
+        place: dict[str, Any] = {"endpoint": hub.endpoint, "token": hub.token}
         api = HfApi(**place)
         api.create_repo("demo/base", exist_ok=True)
         api.upload_folder(repo_id="demo/base", folder_path=base_folder)

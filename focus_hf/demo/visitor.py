@@ -26,7 +26,7 @@ def visit(adapter_id: str, expected: dict[str, Tensor]) -> dict[str, Any]:
     """Load the adapter through each stock loader, compare logits with those of its author, and generate."""
     base_id = str(FocusConfig.from_pretrained(adapter_id).base_model_name_or_path)
     load = AutoModelForCausalLM.from_pretrained
-    model = load(base_id)
+    model: Any = load(base_id)
     model.load_adapter(adapter_id)
     models = {
         "model.load_adapter": model,
@@ -35,7 +35,8 @@ def visit(adapter_id: str, expected: dict[str, Tensor]) -> dict[str, Any]:
     }
     input_ids = expected["input_ids"]
     prompt = input_ids[:1, : input_ids.shape[1] // 2]
-    generated = model.eval().generate(
+    model.eval()
+    generated = model.generate(
         prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=60, do_sample=False, repetition_penalty=1.2
     )
     tokenizer = AutoTokenizer.from_pretrained(base_id)

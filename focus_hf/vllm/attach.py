@@ -9,7 +9,7 @@ from inspect import Signature, signature
 from typing import Any
 
 from torch import Tensor, nn
-from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
+from vllm.distributed import get_tensor_model_parallel_rank
 from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.models.utils import extract_layer_index
 from vllm.v1.attention.backend import AttentionType
@@ -19,7 +19,7 @@ from ..adapter import FocusConfig
 from ..adapter.layer import OF_CELLS
 from ..routing.cells import CellRouter
 from .backend import FocusBackend, FocusImpl
-from .router import CellsRouter, LayerRouter, Rotary, SharedRouter, bytes_of_groups, part_of
+from .router import CellsRouter, LayerRouter, Rotary, SharedRouter, bytes_of_groups
 from .slots import padded_page
 from .start import ServedAdapter
 
@@ -39,7 +39,6 @@ def attach(model: nn.Module, vllm_config: Any, adapter: ServedAdapter) -> None:
     """
     register_backend(AttentionBackendEnum.CUSTOM, f"{FocusBackend.__module__}.{FocusBackend.__qualname__}")
     tensors = adapter.tensors()
-    part = get_tensor_model_parallel_rank(), get_tensor_model_parallel_world_size()
     here = {id(layer): layer for layer in vllm_config.compilation_config.static_forward_context.values()}
     for name, module in model.named_modules():
         for layer in module.children():
@@ -52,7 +51,7 @@ def attach(model: nn.Module, vllm_config: Any, adapter: ServedAdapter) -> None:
             if number in tensors:
                 device = next(module.parameters()).device
                 own = {kind: tensor.to(device) for kind, tensor in tensors[number].items()}
-                impl.router = _router(adapter.config, own, module, layer, part)
+                impl.router = _router(adapter.config, own, module, layer)
             layer.impl, layer.attn_backend, layer.backend = impl, FocusBackend, AttentionBackendEnum.CUSTOM
             if impl.router.needs_hidden:
                 hook = partial(_see_hidden, impl, signature(module.forward))
@@ -70,16 +69,15 @@ def _with_groups(make: Callable[[Any], Any], group_bytes: int, vllm_config: Any)
     return replace(spec, page_size_padded=padded_page(spec.page_size_bytes, spec.block_size, group_bytes))
 
 
-def _router(
-    config: FocusConfig, tensors: dict[str, Tensor], module: Any, layer: Any, part: tuple[int, int]
-) -> LayerRouter:
-    """What routes a layer of an attention module."""
+def _router(config: FocusConfig, tensors: dict[str, Tensor], module: Any, layer: Any) -> LayerRouter:
+    """What routes a layer of an attention module; of several processes, each has as many heads, see `check_engine`."""
     if not config.by_cells:
         return SharedRouter(config, tensors)
     router = CellRouter(**{field: tensors[kind].float() for field, kind in OF_CELLS.items()})
     rotary = getattr(module, "rotary_emb", None)
-    turn = None if rotary is None else Rotary.of(rotary, layer.head_size)
-    return CellsRouter(config, part_of(router, layer.num_kv_heads, part), turn)
+    turn = None if rotary is None else Rotary(rotary.cos_sin_cache, bool(rotary.is_neox_style), layer.head_size)
+    first = get_tensor_model_parallel_rank() * layer.num_kv_heads
+    return CellsRouter(config, router.of_heads(slice(first, first + layer.num_kv_heads)), turn)
 
 
 def _not_routed(module: nn.Module, layer: Any) -> str | None:
