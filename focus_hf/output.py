@@ -21,6 +21,11 @@ def screen() -> Console:
     return console if console.is_terminal or "COLUMNS" in os.environ else Console(width=WIDE)
 
 
+def say(console: Console, text: str, style: str | None = None) -> None:
+    """Show text as it is: nothing in it is markup, and no line is broken, so that it can be copied."""
+    console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
 def deliver(document: str, json_out: str | None, shown: Iterable[RenderableType]) -> None:
     """Show something and write JSON into a file; or print JSON, and then nothing else goes to standard output.
 

@@ -9,7 +9,6 @@ Takes the flags of `focus-hf train`; without a rank LoRA has as many parameters 
 from __future__ import annotations
 
 import copy
-import inspect
 import json
 import time
 from collections.abc import Sequence
@@ -28,7 +27,7 @@ from transformers import AutoTokenizer, PrinterCallback, Trainer, set_seed
 
 from focus_hf.card import write_card
 from focus_hf.cli.app import progress_bars
-from focus_hf.cli.options import CONFIG, flags_of, named_values
+from focus_hf.cli.flags import Config, JsonFile, flags_of
 from focus_hf.evaluate import Mode, attending, perplexity
 from focus_hf.hub import load_adapted
 from focus_hf.output import deliver
@@ -195,35 +194,24 @@ def _train_lora(model: nn.Module, recipe: TrainRecipe, windows: Tensor, progress
     model.eval()
 
 
-def _flag(name: str, kind: Any, default: Any, help: str) -> inspect.Parameter:
-    annotation = Annotated[kind, typer.Option(help=help)]
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-
-
-@flags_of(
-    TrainRecipe,
-    more=[
-        _flag("retention_file", Path, inspect.Parameter.empty, "Text of another domain."),
-        _flag("lora_rank", list[int], (), "Of LoRA, may be repeated; by default as many parameters as Focus'."),
-        _flag("lora_learning_rate", list[float], (2e-3,), "Of LoRA, may be repeated; Focus takes --learning-rate."),
-        _flag("json", str | None, None, "Write JSON: a file, or - for the screen."),
-        CONFIG,
-    ],
-)
+@flags_of(TrainRecipe)
 def main(
     given: dict[str, Any],
-    config: Path | None,
-    retention_file: Path,
-    lora_rank: list[int],
-    lora_learning_rate: list[float],
-    json: str | None,
+    retention_file: Annotated[Path, typer.Option(help="Text of another domain.")],
+    lora_rank: Annotated[
+        list[int] | None, typer.Option(help="Of LoRA, may be repeated; by default as many parameters as Focus'.")
+    ] = None,
+    lora_learning_rate: Annotated[
+        list[float] | None,
+        typer.Option(help="Of LoRA, 0.002 by default, may be repeated; Focus takes --learning-rate."),
+    ] = None,
+    json: JsonFile = None,
+    config: Config = None,
 ) -> None:
     """Train Focus and LoRA on the same windows and measure both."""
-    if "trainer" in given:
-        given["trainer"] = named_values("--trainer", given["trainer"])
     recipe = TrainRecipe.from_values(config, given)
     with progress_bars() as progress:
-        rows = compare_with_lora(recipe, retention_file, lora_rank, lora_learning_rate, progress)
+        rows = compare_with_lora(recipe, retention_file, lora_rank or (), lora_learning_rate or (2e-3,), progress)
     deliver(as_json(rows), json, [comparison_table(rows)])
 
 

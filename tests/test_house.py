@@ -36,7 +36,6 @@ TOOLS = (
     "output",
     "progress",
     "ranks",
-    "setting_rules",
     "settings",
     "templates",
     "texts",

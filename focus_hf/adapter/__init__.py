@@ -4,7 +4,7 @@ from .registration import add_peft_type, register
 
 add_peft_type()  # FocusConfig names the type
 
-from ..setting_rules import FORMAT_VERSION  # noqa: E402
+from ..settings import FORMAT_VERSION  # noqa: E402
 from .config import FocusConfig  # noqa: E402
 from .control import routing_mode, set_routing  # noqa: E402
 from .dial import share_at, threshold_for  # noqa: E402

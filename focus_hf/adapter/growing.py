@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer
 
 #: Room for so many more tokens, and for so large a part of those that there are.
-LEAST_ROOM, ROOM = 64, 1 / 16
+LEAST_ROOM, ROOM = 64, 1 / 32
 
 
 def make_growing(cache: Cache, layer: Any) -> None:

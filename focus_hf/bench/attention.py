@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +14,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..attention import (
+    Pattern,
     Problem,
     Scores,
     WhoAttends,
@@ -30,11 +30,8 @@ from ..routing import sets
 from .settings import Measurement, Setting
 from .timing import interleaved, step_shares
 
-#: Dense attention as PyTorch chooses it.
-PLAIN_SDPA = "SDPA"
-
 #: Dense backends tried on CUDA, by name.
-CUDA_BACKENDS = {
+_CUDA_BACKENDS = {
     "flash SDPA": SDPBackend.FLASH_ATTENTION,
     "cuDNN SDPA": SDPBackend.CUDNN_ATTENTION,
     "efficient SDPA": SDPBackend.EFFICIENT_ATTENTION,
@@ -48,9 +45,7 @@ def bench_attention(setting: Setting, seconds: float = 5.0) -> Measurement:
     query, key, value = problem.query, problem.key, problem.value
     kernel = _kernel(setting, query, value)
 
-    def focus() -> Tensor:
-        return focus_attention(problem, kernel=kernel)
-
+    focus = partial(focus_attention, problem, kernel=kernel)
     denses = dense_functions(query, key, value, causal=True)
     times = interleaved({**denses, "focus": focus}, setting.device, seconds)
     baseline = min(denses, key=lambda name: times[name])
@@ -79,14 +74,12 @@ def bench_decode(setting: Setting, seconds: float = 3.0) -> Measurement:
     """
     problem = random_problem(setting, 1)
     query, kernel = problem.query, _kernel(setting, problem.query, problem.value)
-    take_turns: dict[str, list[Callable[[], Tensor]]] = {}
+    layers: list[dict[str, Callable[[], Tensor]]] = []
     for _ in range(max(1, TURN_BYTES // (2 * problem.key.nbytes))):
-        own = [x.clone(memory_format=torch.contiguous_format) for x in (problem.key, problem.value)]
-        layer = replace(problem, key=own[0], value=own[1])
-        functions: dict[str, Any] = dense_functions(query, *own, causal=False)
-        for name, function in {**functions, "focus": partial(focus_attention, layer, kernel=kernel)}.items():
-            take_turns.setdefault(name, []).append(function)
-    turns = {name: _next_of(layers) for name, layers in take_turns.items()}
+        key, value = (x.clone(memory_format=torch.contiguous_format) for x in (problem.key, problem.value))
+        focus = partial(focus_attention, replace(problem, key=key, value=value), kernel=kernel)
+        layers.append({**dense_functions(query, key, value, causal=False), "focus": focus})
+    turns = {name: _next_of([layer[name] for layer in layers]) for name in layers[0]}
     times = interleaved(turns, setting.device, seconds, least=40, most=200)
     baseline = min((name for name in times if name != "focus"), key=lambda name: times[name])
     return Measurement(
@@ -130,14 +123,8 @@ def random_problem(setting: Setting, num_queries: int | None = None) -> Problem:
         tokens = torch.randn(1, length, count, setting.head_dim, generator=generator)
         return tokens.to(setting.device, setting.torch_dtype).transpose(1, 2)
 
-    query, key, value = (
-        heads(count, length)
-        for count, length in (
-            (setting.heads, queries),
-            (setting.kv_heads, setting.length),
-            (setting.kv_heads, setting.length),
-        )
-    )
+    query = heads(setting.heads, queries)
+    key, value = (heads(setting.kv_heads, setting.length) for _ in range(2))
     order = torch.rand(1, setting.length, setting.num_groups, generator=generator).argsort(-1)
     who = who_attends(setting, (order < setting.top_k).to(setting.device), queries)
     return Problem(query, key, value, who, Scores(setting.head_dim**-0.5))
@@ -152,30 +139,28 @@ def who_attends(setting: Setting, memberships: Tensor, num_queries: int) -> WhoA
     positions = torch.arange(numbers.shape[1], device=numbers.device)[None]
     every = setting.kv_heads
     groups, reads = groups.expand(-1, every, -1), reads.expand(-1, every, -1, -1, -1)
-    return WhoAttends(setting.pattern, positions, groups, reads, first_position=0, memberships=memberships)
+    pattern = Pattern(setting.local_window, setting.sink_tokens)
+    return WhoAttends(pattern, positions, groups, reads, first_position=0, memberships=memberships)
 
 
 def dense_functions(query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> dict[str, Callable[[], Tensor]]:
-    """The dense attentions that can compute this call, by name."""
-    backends = dense_backends(query, key, value, causal=causal)
-    return {name: partial(dense_attention, name, query, key, value, causal=causal) for name in backends}
-
-
-def dense_backends(query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> list[str]:
-    """Names of the dense attentions that can compute this call."""
-    found = []
-    for name in CUDA_BACKENDS if query.device.type == "cuda" else ():
+    """The dense attentions that can compute this call, by name: on CUDA each backend, else as PyTorch chooses."""
+    found: dict[str, Callable[[], Tensor]] = {}
+    for name, backend in _CUDA_BACKENDS.items() if query.device.type == "cuda" else ():
+        function = partial(dense_attention, query, key, value, causal=causal, backend=backend)
         try:
-            dense_attention(name, query, key, value, causal=causal)
+            function()
         except RuntimeError:  # not for this dtype, shape or card
             continue
-        found.append(name)
-    return found or [PLAIN_SDPA]
+        found[name] = function
+    return found or {"SDPA": partial(dense_attention, query, key, value, causal=causal)}
 
 
-def dense_attention(backend: str, query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> Tensor:
-    """By one of `CUDA_BACKENDS`, or as PyTorch chooses."""
-    with nullcontext() if backend == PLAIN_SDPA else sdpa_kernel(CUDA_BACKENDS[backend]):
+def dense_attention(
+    query: Tensor, key: Tensor, value: Tensor, *, causal: bool = True, backend: SDPBackend | None = None
+) -> Tensor:
+    """By one backend, or as PyTorch chooses."""
+    with nullcontext() if backend is None else sdpa_kernel(backend):
         return F.scaled_dot_product_attention(
             query, key, value, is_causal=causal, enable_gqa=query.shape[1] != key.shape[1]
         )

@@ -7,15 +7,16 @@ import resource
 import subprocess
 import sys
 import threading
+from contextlib import nullcontext
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.nn import functional as F
 
 from ..attention import focus_attention
-from .attention import random_problem
+from .attention import dense_attention, random_problem
 from .model import make_model
 from .settings import Measurement, Setting
 
@@ -47,53 +48,40 @@ def _measure(request: str) -> int:
     setting = Setting(**wanted["setting"])
     prepare = _attention if wanted["what"] == "attention" else _model
     prepare(replace(setting, length=256), wanted["name"])()  # libraries take memory of their own at first use
-    watch = _PeakWatch(setting.device)
+    start = _in_use(setting.device)
+    if setting.device.startswith("cuda"):
+        prepare(setting, wanted["name"])()
+        return torch.cuda.max_memory_allocated() - start
+    over, seen = threading.Event(), [start]
+
+    def watch() -> None:
+        while not over.wait(0.0005):
+            seen[0] = max(seen[0], _in_use(setting.device))
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
     prepare(setting, wanted["name"])()
-    return watch.peak()
+    over.set()
+    watcher.join()
+    return max(seen[0], _in_use(setting.device)) - start
 
 
 def _attention(setting: Setting, name: str) -> Any:
     problem = random_problem(setting)
     if name == "dense":
-        query, key, value = problem.query, problem.key, problem.value
-        grouped_queries = setting.heads != setting.kv_heads
-        return lambda: F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped_queries)
-    return lambda: focus_attention(problem)
+        return partial(dense_attention, problem.query, problem.key, problem.value)
+    return partial(focus_attention, problem)
 
 
 def _model(setting: Setting, name: str) -> Any:
     model = make_model(setting)
     ids = torch.randint(0, model.config.vocab_size, (1, setting.length), device=setting.device)
-    if name == "focus":
-        return lambda: model(input_ids=ids, logits_to_keep=1)
 
-    def dense() -> None:
-        with model.disable_adapter():
+    def prefill() -> None:
+        with model.disable_adapter() if name == "dense" else nullcontext():
             model(input_ids=ids, logits_to_keep=1)
 
-    return dense
-
-
-class _PeakWatch:
-    """Peak memory since its creation, above what was in use then."""
-
-    def __init__(self, device: str) -> None:
-        self._device = device
-        self._start = self._highest = _in_use(device)
-        self._over = threading.Event()
-        self._watcher = threading.Thread(target=self._watch, daemon=True)
-        self._watcher.start()
-
-    def _watch(self) -> None:
-        while not self._over.wait(0.0005):
-            self._highest = max(self._highest, _in_use(self._device))
-
-    def peak(self) -> int:
-        self._over.set()
-        self._watcher.join()
-        if self._device.startswith("cuda"):
-            return torch.cuda.max_memory_allocated() - self._start
-        return max(self._highest, _in_use(self._device)) - self._start
+    return prefill
 
 
 def _in_use(device: str) -> int:

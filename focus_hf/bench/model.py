@@ -26,8 +26,8 @@ from .timing import interleaved
 #: Layers of the small Llama that is measured where no model is given.
 LAYERS = 4
 
-#: Tokens of a prompt that is not measured, before those that are.
-_WARM_UP = 512
+#: Tokens of a prompt that is not measured, before those that are; tokens decoded.
+_WARM_UP, _NEW_TOKENS = 512, 16
 
 
 @torch.no_grad()
@@ -37,7 +37,6 @@ def bench_model(
     adapter: str | None = None,
     device_map: str | None = None,
     text: Path | None = None,
-    new_tokens: int = 16,
 ) -> list[Measurement]:
     """Prefill of one prompt (logits of its last token), and decoding after it, a token at a time.
 
@@ -49,14 +48,13 @@ def bench_model(
         adapter: a Focus adapter, a folder or a Hub id; without one the centroids are random.
         device_map: how accelerate spreads a model that is given, in the place of the setting's device.
         text: whose first tokens are the prompt; random ones without.
-        new_tokens: tokens decoded.
 
     Returns:
         One measurement for prefill (``"prefill"``) and one per decoded token (``"generate"``).
     """
     model = load_or_make(setting, base, adapter, device_map)
     layers = focus_layers(model)
-    ids = _token_ids(model, setting, text, setting.length + new_tokens).to(device_of(model))
+    ids = _token_ids(model, setting, text, setting.length + _NEW_TOKENS).to(device_of(model))
     caches: dict[str, DynamicCache] = {}
     attention: dict[str, Callable[[], AbstractContextManager[None]]] = {
         "dense": partial(adapters_off, layers),
@@ -69,7 +67,7 @@ def bench_model(
             model(input_ids=ids[:, :length], past_key_values=caches[which], use_cache=True, logits_to_keep=1)
 
     def decode(which: str) -> None:
-        step = setting.length + (caches[which].get_seq_length() - setting.length) % new_tokens
+        step = setting.length + (caches[which].get_seq_length() - setting.length) % _NEW_TOKENS
         with attention[which]():
             model(input_ids=ids[:, step : step + 1], past_key_values=caches[which], use_cache=True)
 
@@ -80,7 +78,7 @@ def bench_model(
     for which in attention:  # compile, allocate
         prefill(which, min(setting.length, _WARM_UP))
     name = adapter or base or "small Llama"
-    found = {"prefill": times(prefill, 2, 9), "generate": times(decode, new_tokens + 1, new_tokens + 1)}
+    found = {"prefill": times(prefill, 2, 9), "generate": times(decode, _NEW_TOKENS + 1, _NEW_TOKENS + 1)}
     return [Measurement(kind, setting, ms["dense"], ms["focus"], baseline=name) for kind, ms in found.items()]
 
 
@@ -99,7 +97,7 @@ def load_or_make(setting: Setting, base: str | None, adapter: str | None, device
     if adapter is None:
         return make_model(setting, base, device_map)
     model, _, _ = load_adapted(adapter, base=base, device=setting.device, device_map=device_map, dtype=setting.dtype)
-    check_positions(model, [setting.length + 16])
+    check_positions(model, [setting.length + _NEW_TOKENS])
     if setting.top_k != focus_layers(model)[0].routing_config.top_k:  # else heads keep theirs
         set_routing(model, top_k=setting.top_k)
     if setting.pairs is not None:

@@ -8,7 +8,8 @@ from typing import Any
 
 from rich.table import Table
 
-from .settings import Measurement, Setting
+from ..files import written_atomically
+from .settings import Measurement
 
 _COLUMNS = ("what", "tokens", "setting", "dense", "Focus", "ratio", "limit", "computed", "how")
 
@@ -36,47 +37,38 @@ def to_markdown(results: Sequence[Measurement]) -> str:
 
 def _cells(measured: Measurement) -> list[str]:
     setting = measured.setting
-    shown = _megabytes if "memory" in measured.kind else _milliseconds
     steps = ", ".join(f"{name} {share:.0%}" for name, share in measured.shares.items())
-    how = "; ".join(text for text in (measured.path, steps) if text) or f"against {measured.baseline}"
+    dial = f"k={setting.top_k}" if setting.pairs is None else f"pairs={setting.pairs}"
     return [
         measured.kind,
         f"{setting.length:,}",
-        f"K={setting.num_groups} {_dial(setting)} w={setting.local_window} {setting.dtype}",
-        shown(measured.dense),
-        shown(measured.focus),
+        f"K={setting.num_groups} {dial} w={setting.local_window} {setting.dtype}",
+        _quantity(measured.kind, measured.dense),
+        _quantity(measured.kind, measured.focus),
         f"{measured.ratio:.2f}x",
         "" if measured.limit is None else f"{measured.limit:.2f}x",
         "" if measured.computed is None else f"{measured.computed:.0%}",
-        how,
+        "; ".join(text for text in (measured.path, steps) if text) or f"against {measured.baseline}",
     ]
 
 
-def _dial(setting: Setting) -> str:
-    return f"k={setting.top_k}" if setting.pairs is None else f"pairs={setting.pairs}"
-
-
-def _milliseconds(value: float) -> str:
+def _quantity(kind: str, value: float) -> str:
+    if "memory" in kind:
+        return f"{value / 2**20:,.0f} MiB"
     return f"{value:.2f} ms" if value < 10 else f"{value:,.0f} ms"
-
-
-def _megabytes(value: float) -> str:
-    return f"{value / 2**20:,.0f} MiB"
 
 
 def save_plot(measurements: Iterable[Measurement], path: Path) -> None:
     """Ratio against length, one line for each kind and setting, with its limit dashed."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib.figure import Figure
 
     lines: dict[str, list[Measurement]] = {}
     for measured in measurements:
         setting = measured.setting
         name = f"{measured.kind}, K={setting.num_groups}, k={setting.top_k}"
         lines.setdefault(name, []).append(measured)
-    figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    axes = figure.subplots()
     for name, points in lines.items():
         points.sort(key=lambda point: point.setting.length)
         lengths = [point.setting.length for point in points]
@@ -90,7 +82,5 @@ def save_plot(measurements: Iterable[Measurement], path: Path) -> None:
     ticks = sorted({point.setting.length for points in lines.values() for point in points})
     axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
     axes.legend(fontsize="small")
-    temporary = path.with_name(f".{path.name}.tmp.png")
-    figure.savefig(temporary, dpi=150)
-    pyplot.close(figure)
-    temporary.replace(path)
+    with written_atomically(path) as file:
+        figure.savefig(file, format="png", dpi=150)

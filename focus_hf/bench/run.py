@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from rich.console import Console, RenderableType
+from rich.console import Console
 from rich.text import Text
 
 from ..files import write_atomically
@@ -52,10 +52,8 @@ def run_bench(
 
     Args:
         kinds: of `KINDS`.
-        settings: see `grid`.
-        base: model for ``"model"`` and ``"serving"``.
-        adapter: for ``"model"`` and ``"serving"``, a folder or a Hub id; see `adapter_settings`.
-        device_map: how accelerate spreads a model that is given; see `check_placement`.
+        settings: see `grid`; of an adapter, groups, window and sinks are its own.
+        base, adapter, device_map: for ``"model"`` and ``"serving"``, see `bench_model`.
         text: for ``"model"``, whose first tokens are the prompt.
         pairs: the dial of the adapter, a share for each setting or one for all; its own without.
         write: put the figures into the adapter's folder; its card shows them from then on.
@@ -73,6 +71,10 @@ def run_bench(
         require("matplotlib")
     if write:
         check_writable(adapter or "")
+    if adapter is not None:
+        config = read_config(adapter_folder(adapter))
+        own = {name: getattr(config, name) for name in ("num_groups", "local_window", "sink_tokens")}
+        settings = list(dict.fromkeys(replace(setting, **own) for setting in settings))
     if pairs and len(pairs) not in (1, len(settings)):
         raise ValueError(f"There are {len(settings)} settings and {len(pairs)} shares of pairs: give one for each.")
     shares = itertools.cycle(pairs or [None])
@@ -90,32 +92,22 @@ def run_bench(
     results: list[Measurement] = []
     with progress_display(Console(stderr=True)) as progress:
         task = progress.add_task("", total=len(kinds) * len(settings))
-        for kind in kinds:
-            for setting in settings:
-                progress.update(
-                    task,
-                    description=f"{kind}, {setting.length} tokens, K={setting.num_groups}, k={setting.top_k}",
-                )
-                results += measure[kind](setting)
-                progress.advance(task)
+        for kind, setting in itertools.product(kinds, settings):
+            what = f"{kind}, {setting.length} tokens, K={setting.num_groups}, k={setting.top_k}"
+            progress.update(task, description=what)
+            results += measure[kind](setting)
+            progress.advance(task)
     facts = environment()
+    machine = summary(facts)
     document = {"environment": facts, "results": [measured.to_dict() for measured in results]}
-    shown: list[RenderableType] = [table(results, Console().width), Text(summary(facts))]
-    deliver(json.dumps(document, indent=2) + "\n", json_out, shown)
+    deliver(json.dumps(document, indent=2) + "\n", json_out, [table(results, Console().width), Text(machine)])
     if markdown is not None:
-        write_atomically(markdown, f"{to_markdown(results)}\n\n{summary(facts)}\n".encode())
+        write_atomically(markdown, f"{to_markdown(results)}\n\n{machine}\n".encode())
     if plot is not None:
         save_plot(results, plot)
     if write and adapter is not None:
-        _write_speed(results, adapter, summary(facts))
+        _write_speed(results, adapter, machine)
     return results
-
-
-def adapter_settings(adapter: str, settings: Sequence[Setting]) -> list[Setting]:
-    """The settings as far as an adapter leaves them open: groups, window and sinks are its own."""
-    config = read_config(adapter_folder(adapter))
-    own = {name: getattr(config, name) for name in ("num_groups", "local_window", "sink_tokens")}
-    return list(dict.fromkeys(replace(setting, **own) for setting in settings))
 
 
 def _write_speed(results: Sequence[Measurement], adapter: str, machine: str) -> None:

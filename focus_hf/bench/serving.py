@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -29,8 +27,7 @@ REQUESTS, NEW_TOKENS = 4, 16
 BATCH_TOKENS, PAGE = 1024, 64
 
 
-@dataclass(frozen=True)
-class Served:
+class Served(NamedTuple):
     """What one run took, in milliseconds: all of it for each request, until a request's first token (median), and the
     processor's time for each request, which other programs on the machine do not change."""
 
@@ -58,14 +55,16 @@ def bench_serving(
     layers = focus_layers(model)
     generator = torch.Generator().manual_seed(setting.seed)
     prompts = torch.randint(0, model.config.vocab_size, (REQUESTS, setting.length), generator=generator)
-    runs: dict[str, tuple[Callable[[], Any], ...]] = {
-        "transformers' own": (partial(adapters_off, layers),),
-        "each request for itself": (partial(adapters_off, layers), dense_by_request),
-        "focus": (nullcontext,),
+    runs: dict[str, tuple[AbstractContextManager[None], ...]] = {
+        "transformers' own": (adapters_off(layers),),
+        "each request for itself": (adapters_off(layers), dense_by_request()),
+        "focus": (),
     }
     served = {}
     for name, contexts in runs.items():
-        with contexts[0](), (contexts[1] if len(contexts) > 1 else nullcontext)():
+        with ExitStack() as within:
+            for context in contexts:
+                within.enter_context(context)
             _serve(model, prompts[:2, : PAGE * 2])  # libraries take time at first use
             served[name] = _serve(model, prompts)
     focus = served.pop("focus")

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from ..attention import Pattern
 from ..machine import check_device
 
 
@@ -41,10 +40,6 @@ class Setting:
     kernel: str = "auto"
     seed: int = 0
     pairs: float | None = None
-
-    @property
-    def pattern(self) -> Pattern:
-        return Pattern(self.local_window, self.sink_tokens)
 
     @property
     def torch_dtype(self) -> torch.dtype:

@@ -39,8 +39,8 @@ def interleaved(
     for function in functions.values() if warm_up else ():  # compile, allocate
         function()
     begin = time.perf_counter()
-    while len(next(iter(times.values()))) < most:
-        if time.perf_counter() - begin > seconds and len(next(iter(times.values()))) >= least:
+    for number in range(most):
+        if number >= least and time.perf_counter() - begin > seconds:
             break
         for name, function in functions.items():
             _synchronise(device)

@@ -1,7 +1,8 @@
 """The command ``focus-hf``: thin commands over the package's functions."""
 
-from . import explore, find, fit, groups, hub, measure, quality, verify
-from .app import app
-from .start import main
+from . import find, hub, make, measure
+from .app import app, in_order, main
 
-__all__ = ["app", "explore", "find", "fit", "groups", "hub", "main", "measure", "quality", "verify"]
+in_order()
+
+__all__ = ["app", "find", "hub", "main", "make", "measure"]

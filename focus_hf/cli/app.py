@@ -1,17 +1,21 @@
-"""What all commands share."""
+"""What all commands share: where they are listed, what they print, and how a user's mistakes are told."""
 
 from __future__ import annotations
 
 import json
+import os
+import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TextIO
 
 import typer
 from rich.console import Console
 from rich.progress import Progress
-from typer.core import TyperGroup
 
+from ..escape import one_line
+from ..output import say
 from ..progress import progress_display, quiet_libraries
 
 #: Commands under their headings, in the order in which somebody meets them.
@@ -23,25 +27,29 @@ HEADINGS = {
     "This machine": ("hub", "bench"),
 }
 
+#: Packages that a command may find missing, and the extra that brings them.
+_EXTRAS = {
+    "accelerate": "train",
+    "conllu": "interpret",
+    "datasets": "train",
+    "dulwich": "hub",
+    "markdown_it": "hub",
+    "lm_eval": "eval",
+    "matplotlib": "viz",
+    "scipy": "interpret",
+    "sklearn": "interpret",
+    "starlette": "hub",
+    "uvicorn": "hub",
+}
 
-class _Commands(TyperGroup):
-    """The list of commands under `HEADINGS`, whichever module was imported first."""
+#: Commands whose --json takes a file; without one they print.
+_JSON_FILES = ("bench", "compare", "eval", "groups")
 
-    def list_commands(self, ctx: Any) -> list[str]:
-        order = [name for names in HEADINGS.values() for name in names]
-        return sorted(super().list_commands(ctx), key=lambda name: order.index(name) if name in order else len(order))
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        command = super().get_command(ctx, cmd_name)
-        if command is not None:
-            heading = next((title for title, names in HEADINGS.items() if cmd_name in names), None)
-            command.rich_help_panel = heading  # type: ignore[attr-defined]
-        return command
-
+#: Characters of a line that may quote a stranger: several sentences.
+LONGEST_LINE = 3_000
 
 app = typer.Typer(
     name="focus-hf",
-    cls=_Commands,
     help="Focus adapters: sparse long-range attention for Hugging Face models.",
     no_args_is_help=True,
     add_completion=False,
@@ -51,18 +59,28 @@ app = typer.Typer(
 )
 
 
-def numbers(option: str, text: str) -> list[int]:
-    """Whole numbers with commas between them."""
+def in_order() -> None:
+    """List the commands under `HEADINGS`, whichever module was imported first."""
+    places = {name: title for title, names in HEADINGS.items() for name in names}
+    order = list(places)
+    for command in app.registered_commands:
+        command.name = str(command.name or getattr(command.callback, "__name__", ""))
+        command.rich_help_panel = places[command.name]
+    app.registered_commands.sort(key=lambda command: order.index(str(command.name)))
+
+
+def numbers(option: str, text: str | None) -> list[int]:
+    """Whole numbers with commas between them; none where the option is not given."""
     try:
-        return [int(part) for part in text.split(",")]
+        return [] if text is None else [int(part) for part in text.split(",")]
     except ValueError:
         raise ValueError(f"{option} takes whole numbers with commas between them, got {text!r}.") from None
 
 
-def shares(option: str, text: str) -> list[float]:
-    """Shares of pairs with commas between them."""
+def shares(option: str, text: str | None) -> list[float]:
+    """Shares of pairs with commas between them; none where the option is not given."""
     try:
-        found = [float(part) for part in text.split(",")]
+        found = [] if text is None else [float(part) for part in text.split(",")]
     except ValueError:
         found = [-1.0]
     if not all(0 < share <= 1 for share in found):
@@ -80,8 +98,6 @@ def stderr() -> Console:
 
 def is_main_process() -> bool:
     """Under a launcher of several processes, only the first one speaks."""
-    import os
-
     return os.environ.get("RANK", "0") == "0"
 
 
@@ -91,3 +107,49 @@ def progress_bars() -> Iterator[Progress]:
     quiet_libraries()
     with progress_display(Console(stderr=True, quiet=not is_main_process())) as progress:
         yield progress
+
+
+def main() -> None:
+    """Entry point. Exit code 0; 1 for what went wrong, told in one line; 2 for a wrong command line."""
+    warnings.showwarning = _show_warning
+    try:
+        app(_json_to_screen(sys.argv[1:]))
+    except (ValueError, RuntimeError, OSError) as error:
+        _fail(str(error))
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in _EXTRAS:
+            raise
+        _fail(f"This needs {package}: pip install 'focus-hf[{_EXTRAS[package]}]'")
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _json_to_screen(arguments: list[str]) -> list[str]:
+    """Give ``--json`` its value ``-`` where it stands alone."""
+    if not arguments or arguments[0] not in _JSON_FILES:
+        return arguments
+    result = []
+    for argument, following in zip(arguments, [*arguments[1:], "--"], strict=True):
+        result.append(argument)
+        if argument == "--json" and following.startswith("--"):
+            result.append("-")
+    return result
+
+
+def _fail(message: str) -> None:
+    say(stderr(), f"focus-hf: {one_line(' '.join(message.split()), limit=LONGEST_LINE)}")  # it may quote a stranger
+    sys.exit(1)
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """What is meant for the user, without the line of source that it comes from."""
+    text = f"Note: {message}" if issubclass(category, UserWarning) else f"{category.__name__}: {message}"
+    say(stderr(), "\n".join(one_line(part, limit=LONGEST_LINE) for part in text.split("\n")))

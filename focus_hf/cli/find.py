@@ -1,9 +1,11 @@
-"""Commands that look: search, info."""
+"""Commands that look: search, info, groups, explore."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,8 +14,8 @@ from rich.text import Text
 
 from ..escape import one_line
 from ..output import screen
-from .app import app, show
-from .flags import AsJson, Revision
+from .app import app, progress_bars, show
+from .flags import Adapter, AsJson, JsonFile, Placement, Revision, flags_of, placed
 
 if TYPE_CHECKING:
     from ..hub.search import Found
@@ -136,3 +138,101 @@ def _line(name: str, value: Any) -> str:
     if isinstance(value, list):
         return ", ".join(map(str, value))
     return f"{value:,}" if isinstance(value, int) and value >= 10_000 else str(value)
+
+
+@app.command(epilog="Example: focus-hf groups --adapter my-adapter --treebank en_ewt-ud-dev.conllu --plots plots")
+@flags_of(Placement)
+def groups(
+    given: dict[str, Any],
+    adapter: Adapter,
+    text: Annotated[list[Path] | None, typer.Option(help="Text files.", exists=True)] = None,
+    treebank: Annotated[
+        list[Path] | None,
+        typer.Option(help="Gold labels: a treebank (.conllu), or Python files (.py).", exists=True),
+    ] = None,
+    against: Annotated[str | None, typer.Option(help="Another adapter of the same base: which groups match?")] = None,
+    seq_len: Annotated[int, typer.Option(help="Tokens read at a time.", min=2)] = 1024,
+    heads: Annotated[
+        int | None,
+        typer.Option(help="Heads to describe, those that attend far most; each costs a run.", min=1),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of examples and random groups.")] = 0,
+    json_out: JsonFile = None,
+    markdown: Annotated[str | None, typer.Option(help="Write Markdown: a file, or - for the screen.")] = None,
+    plots: Annotated[Path | None, typer.Option(help="Folder for pictures.")] = None,
+    write: Annotated[bool, typer.Option("--write", help="Put the report into the adapter's folder.")] = False,
+) -> None:
+    """Say what each group of tokens means, with evidence, over any text or against a gold treebank."""
+    from ..hub import load_adapted
+    from ..interpret.command import run_groups, run_match
+
+    placement = placed(given)
+    if against is not None:
+        if treebank or markdown or plots or write:
+            raise ValueError("--against compares two adapters on a --text; it takes --json and no other output.")
+        files = [str(path) for path in text or ()]
+        placement.pop("revision", None)  # of two adapters
+        load = partial(load_adapted, **placement)
+        run_match(adapter, against, files, load=load, window=seq_len, json_out=json_out)
+        return
+    with progress_bars() as progress:
+        run_groups(
+            adapter,
+            load=partial(load_adapted, **placement),
+            progress=progress,
+            texts=[str(path) for path in text or ()],
+            treebanks=[str(path) for path in treebank or ()],
+            window=seq_len,
+            heads=heads,
+            seed=seed,
+            json_out=json_out,
+            markdown=markdown,
+            plots=plots,
+            write=write,
+        )
+
+
+@app.command(epilog="Example: focus-hf explore --adapter my-adapter --text notes.txt --pairs 0.15 --out explorer.html")
+@flags_of(Placement)
+def explore(
+    given: dict[str, Any],
+    adapter: Adapter,
+    text: Annotated[list[Path] | None, typer.Option(help="Text files.", exists=True, dir_okay=False)] = None,
+    pairs: Annotated[float | None, typer.Option(help="Share of the pairs to attend to (routing by cells).")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Groups per token (shared routing).")] = None,
+    max_tokens: Annotated[int, typer.Option(help="Tokens shown.", min=1)] = 1500,
+    seq_len: Annotated[
+        int | None, typer.Option(help="Tokens read at a time; as many as the model has positions by default.", min=2)
+    ] = None,
+    out: Annotated[Path, typer.Option(help="The page.", dir_okay=False)] = Path("explorer.html"),
+    space: Annotated[Path | None, typer.Option(help="Folder that becomes a static Space.", file_okay=False)] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print facts about the page as JSON.")] = False,
+) -> None:
+    """Write a page that shows what each head reads far away, token by token: one HTML file, nothing else needed."""
+    from ..explore.command import run_explore
+
+    with progress_bars() as progress:
+        facts = run_explore(
+            adapter,
+            [str(path) for path in text or ()],
+            progress=progress,
+            pairs=pairs,
+            top_k=top_k,
+            max_tokens=max_tokens,
+            window=seq_len,
+            out=out,
+            space=space,
+            **given,
+        )
+    show(facts, _told(facts), as_json)
+
+
+def _told(facts: dict[str, Any]) -> str:
+    cut = f", {facts['left_out']:,} more left out" if facts["left_out"] else ""
+    lines = [
+        f"Wrote {facts['page']}: {facts['tokens']:,} tokens{cut}, {facts['bytes'] / 1e6:.2f} MB.",
+        f"Open it in a browser. It opens at {facts['first']}.",
+    ]
+    if facts["space"] is not None:
+        lines.append(f"{facts['space']} is a static Space: hf upload ORG/NAME {facts['space']} . --repo-type space")
+    return "\n".join(lines)

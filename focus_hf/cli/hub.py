@@ -10,9 +10,9 @@ import typer
 
 from ..escape import one_line
 from ..files import write_atomically
-from .app import app, show, stderr
-from .flags import AsJson, License, NamedBase
-from .options import named_values
+from ..output import say
+from .app import LONGEST_LINE, app, show, stderr
+from .flags import AsJson, License, NamedBase, named_values
 
 if TYPE_CHECKING:
     from ..hub import PushPlan
@@ -57,12 +57,7 @@ def hub(
     settings = [f"HF_ENDPOINT=http://{f'[{host}]' if ':' in host else host}:{port}"]
     if users is None:
         settings += [f"HF_TOKEN={owner_token(root)} (or HF_TOKEN_PATH={root / TOKEN_FILE})"]
-    stderr().print(
-        f"Local Hub of {root}: set {' and '.join(settings)}. Stop it with Ctrl-C.",
-        markup=False,
-        highlight=False,
-        soft_wrap=True,
-    )
+    say(stderr(), f"Local Hub of {root}: set {' and '.join(settings)}. Stop it with Ctrl-C.")
     serve(root, host, port, users=users, allow_hosts=allow_host or ())
 
 
@@ -113,11 +108,7 @@ def _planned(plan: PushPlan) -> str:
     lines = [f"Would push to {plan.repo_id}:", *(f"  {name} ({size:,} bytes)" for name, size in plan.files.items())]
     lines += [f"Note: {note}" for note in plan.notes]
     lines += plan.card_changes.split("\n") if plan.card_changes else []
-    return "\n".join(one_line(line, limit=_LONGEST_LINE) for line in lines)  # a stranger's words among them
-
-
-#: Characters of a line of a card that are shown.
-_LONGEST_LINE = 3_000
+    return "\n".join(one_line(line, limit=LONGEST_LINE) for line in lines)  # a stranger's words among them
 
 
 @app.command(epilog="Example: focus-hf pull me/llama-focus ./adapter")
@@ -175,5 +166,5 @@ def card(
         return
     write_atomically(path, str(made).encode())
     if not made.metadata.get("license"):
-        stderr().print("Note: the card states no licence; give one with --license.", soft_wrap=True)
+        say(stderr(), "Note: the card states no licence; give one with --license.")
     typer.echo(f"Wrote {path}")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from inspect import signature
+from inspect import Signature, signature
 from typing import Any
 
 from torch import Tensor, nn
-from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
+from vllm.distributed import get_tensor_model_parallel_rank
 from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.models.utils import extract_layer_index
 from vllm.v1.attention.backend import AttentionType
@@ -18,10 +18,10 @@ from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_b
 from ..adapter import FocusConfig
 from ..adapter.layer import OF_CELLS
 from ..routing.cells import CellRouter
-from .adapter import ServedAdapter
 from .backend import FocusBackend, FocusImpl
-from .router import CellsRouter, LayerRouter, Rotary, SharedRouter, bytes_of_groups, part_of
+from .router import CellsRouter, LayerRouter, Rotary, SharedRouter, bytes_of_groups
 from .slots import padded_page
+from .start import ServedAdapter
 
 
 def attach(model: nn.Module, vllm_config: Any, adapter: ServedAdapter) -> None:
@@ -39,7 +39,6 @@ def attach(model: nn.Module, vllm_config: Any, adapter: ServedAdapter) -> None:
     """
     register_backend(AttentionBackendEnum.CUSTOM, f"{FocusBackend.__module__}.{FocusBackend.__qualname__}")
     tensors = adapter.tensors()
-    part = get_tensor_model_parallel_rank(), get_tensor_model_parallel_world_size()
     here = {id(layer): layer for layer in vllm_config.compilation_config.static_forward_context.values()}
     for name, module in model.named_modules():
         for layer in module.children():
@@ -52,10 +51,11 @@ def attach(model: nn.Module, vllm_config: Any, adapter: ServedAdapter) -> None:
             if number in tensors:
                 device = next(module.parameters()).device
                 own = {kind: tensor.to(device) for kind, tensor in tensors[number].items()}
-                impl.router = _router(adapter.config, own, module, layer, part)
+                impl.router = _router(adapter.config, own, module, layer)
             layer.impl, layer.attn_backend, layer.backend = impl, FocusBackend, AttentionBackendEnum.CUSTOM
             if impl.router.needs_hidden:
-                module.register_forward_pre_hook(_Hidden(impl, module), with_kwargs=True)
+                hook = partial(_see_hidden, impl, signature(module.forward))
+                module.register_forward_pre_hook(hook, with_kwargs=True)
             # Layers that are not routed have the same pages, for all layers must.
             groups = bytes_of_groups(adapter.config, layer.num_kv_heads)
             layer.get_kv_cache_spec = partial(_with_groups, layer.get_kv_cache_spec, groups)
@@ -69,16 +69,15 @@ def _with_groups(make: Callable[[Any], Any], group_bytes: int, vllm_config: Any)
     return replace(spec, page_size_padded=padded_page(spec.page_size_bytes, spec.block_size, group_bytes))
 
 
-def _router(
-    config: FocusConfig, tensors: dict[str, Tensor], module: Any, layer: Any, part: tuple[int, int]
-) -> LayerRouter:
-    """What routes a layer of an attention module."""
+def _router(config: FocusConfig, tensors: dict[str, Tensor], module: Any, layer: Any) -> LayerRouter:
+    """What routes a layer of an attention module; of several processes, each has as many heads, see `check_engine`."""
     if not config.by_cells:
         return SharedRouter(config, tensors)
     router = CellRouter(**{field: tensors[kind].float() for field, kind in OF_CELLS.items()})
     rotary = getattr(module, "rotary_emb", None)
-    turn = None if rotary is None else Rotary.of(rotary, layer.head_size)
-    return CellsRouter(config, part_of(router, layer.num_kv_heads, part), turn)
+    turn = None if rotary is None else Rotary(rotary.cos_sin_cache, bool(rotary.is_neox_style), layer.head_size)
+    first = get_tensor_model_parallel_rank() * layer.num_kv_heads
+    return CellsRouter(config, router.of_heads(slice(first, first + layer.num_kv_heads)), turn)
 
 
 def _not_routed(module: nn.Module, layer: Any) -> str | None:
@@ -108,12 +107,8 @@ def _not_routed(module: nn.Module, layer: Any) -> str | None:
     return None
 
 
-class _Hidden:
+def _see_hidden(
+    impl: FocusImpl, entering: Signature, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
     """The hook of an attention module: what enters it, which its layer is not told."""
-
-    def __init__(self, impl: FocusImpl, module: nn.Module) -> None:
-        self.impl = impl
-        self.signature = signature(module.forward)
-
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.impl.hidden_states = self.signature.bind(*args, **kwargs).arguments["hidden_states"]
+    impl.hidden_states = entering.bind(*args, **kwargs).arguments["hidden_states"]

@@ -24,7 +24,7 @@ from ..adapter.routers import Routed
 from ..attention import Scores
 from ..attention.kernels import triton_missing
 from .router import LayerRouter, NoRouter, Step
-from .slots import groups_of, key_slots, tokens_of
+from .slots import groups_of, key_slots
 
 
 class FocusBackend(AttentionBackend):
@@ -51,32 +51,20 @@ class FocusBackend(AttentionBackend):
 
 
 @dataclass
-class Singles:
-    """Requests with one new token each, the first tokens of a step, whose keys are read in place.
-
-    Args:
-        block_table: int32 ``(R, blocks)``.
-        positions: integers ``(R, 1)``, of the new tokens.
-    """
-
-    block_table: Tensor
-    positions: Tensor
-
-
-@dataclass
 class FocusMetadata:
     """Of a step: whose tokens are which.
 
     Args:
         step: the new tokens.
         block_size: tokens of a block.
-        singles: requests whose keys are read in place, if any.
+        singles: int32 ``(R, blocks)``, the blocks of requests whose keys are read in place: those with one new token,
+            which are the step's first.
         packed: the others: whose their tokens are, and where all their keys stand.
     """
 
     step: Step
     block_size: int
-    singles: Singles | None
+    singles: Tensor
     packed: Packed
 
 
@@ -102,13 +90,12 @@ class FocusMetadataBuilder(AttentionMetadataBuilder[FocusMetadata]):
         count = 0
         while self.in_place and count < requests and edges[count + 1] - edges[count] == 1:
             count += 1
-        singles = Singles(table[:count], positions[:count, None]) if count else None
         key_edges = [0]
         for length in lengths[count:]:
             key_edges.append(key_edges[-1] + length)
         packed = Packed(key_slots(table[count:], lengths[count:], self.block_size), edges[count:], key_edges)
         step = Step(common.slot_mapping[: edges[-1]].long(), positions)
-        return FocusMetadata(step, self.block_size, singles, packed)
+        return FocusMetadata(step, self.block_size, table[:count], packed)
 
 
 def reads_in_place(device: torch.device) -> bool:
@@ -154,7 +141,7 @@ class FocusImpl(AttentionImpl[FocusMetadata]):
         if attn_metadata is None:
             return output.zero_()
         step, router, size = attn_metadata.step, self.router, attn_metadata.block_size
-        count, tokens = step.slots.shape[0], tokens_of(kv_cache)
+        count, tokens = step.slots.shape[0], kv_cache.transpose(1, 2)  # (blocks, block_size, H_kv, 2 D)
         query, key = query[:count], key[:count]
         block, place = step.once("places", lambda: torch.stack([step.slots // size, step.slots % size])).unbind()
         tokens[block, place] = torch.cat([key, value[:count]], dim=-1)
@@ -166,15 +153,16 @@ class FocusImpl(AttentionImpl[FocusMetadata]):
             own = router.groups(None if hidden is None else hidden[:count], key, step)
             groups[block, place] = own
             reads = router.reads(query, own, step)
-        alone = 0
-        if attn_metadata.singles is not None:
-            alone = attn_metadata.singles.positions.shape[0]
-            output[:alone] = self._in_place(attn_metadata.singles, query[:alone], kv_cache, groups, reads[:alone])
+        alone = attn_metadata.singles.shape[0]
+        if alone:
+            output[:alone] = self._in_place(attn_metadata, query[:alone], kv_cache, groups, reads[:alone])
         if count > alone:
             output[alone:count] = self._gathered(attn_metadata.packed, query, tokens, groups, reads)[alone:]
         return output
 
-    def _in_place(self, singles: Singles, query: Tensor, kv_cache: Tensor, groups: Tensor, reads: Tensor) -> Tensor:
+    def _in_place(
+        self, metadata: FocusMetadata, query: Tensor, kv_cache: Tensor, groups: Tensor, reads: Tensor
+    ) -> Tensor:
         """Attention of single tokens ``(R, H, D)``, their keys read where they are."""
         from ..attention.kernels.triton_gather import sparse_decode  # needs Triton
 
@@ -185,12 +173,12 @@ class FocusImpl(AttentionImpl[FocusMetadata]):
             kv_cache[..., self.head_size :],
             groups.transpose(1, 2).expand(-1, heads, -1),
             reads[:, :, None].expand(-1, heads, -1, -1, -1),
-            singles.positions,
+            metadata.step.positions[: query.shape[0], None],
             scale=self.scale,
             local_window=pattern.local_window,
             sink_tokens=pattern.sink_tokens,
             dense_below=pattern.dense_below,
-            block_table=singles.block_table,
+            block_table=metadata.singles,
         )
         return found[:, :, 0]
 

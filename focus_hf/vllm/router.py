@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -178,11 +177,6 @@ class Rotary:
     halves: bool
     head_size: int
 
-    @classmethod
-    def of(cls, module: Any, head_size: int) -> Rotary:
-        """Of vLLM's module."""
-        return cls(module.cos_sin_cache, bool(module.is_neox_style), head_size)
-
     def angles(self, positions: Tensor) -> Tensor:
         """By which keys are multiplied: float32 ``(T, 2, D)``."""
         both = self.table.to(positions.device)[positions].double().unflatten(-1, (2, -1))
@@ -210,25 +204,3 @@ def bytes_of_groups(config: FocusConfig, kv_heads: int) -> int:
 def set_dtype(config: FocusConfig) -> torch.dtype:
     """That the number of a set of groups fits in."""
     return torch.uint8 if math.comb(config.num_groups, config.top_k) <= 256 else torch.int16
-
-
-def part_of(router: CellRouter, kv_heads: int, part: tuple[int, int]) -> CellRouter:
-    """The tensors of the heads of one of several processes.
-
-    Args:
-        router: of all heads.
-        kv_heads: that this process has.
-        part: which of how many parts these are.
-
-    Raises:
-        ValueError: heads are not split evenly.
-    """
-    total = router.centroids.shape[0]
-    if kv_heads == total:
-        return router
-    if kv_heads * part[1] != total:
-        raise ValueError(
-            f"{total} key/value heads over {part[1]} processes: use a number of processes that divides it."
-        )
-    own = slice(part[0] * kv_heads, (part[0] + 1) * kv_heads)
-    return router.of_heads(own)

@@ -48,23 +48,11 @@ def padded_page(page: int, block_size: int, group_bytes: int) -> int:
     return -(-(page + block_size * group_bytes) // ALIGNMENT) * ALIGNMENT
 
 
-def tokens_of(kv_cache: Tensor) -> Tensor:
-    """A layer's cache by block and token.
-
-    Args:
-        kv_cache: ``(blocks, H_kv, block_size, D + D_v)``, in memory token after token within a block.
-
-    Returns:
-        ``(blocks, block_size, H_kv, D + D_v)``, a view.
-    """
-    return kv_cache.transpose(1, 2)
-
-
 def groups_of(kv_cache: Tensor, columns: int, dtype: torch.dtype) -> Tensor:
     """The groups behind the keys and values of each page (`padded_page`).
 
     Args:
-        kv_cache: see `tokens_of`.
+        kv_cache: ``(blocks, H_kv, block_size, D + D_v)``, in memory token after token within a block.
         columns: groups of a token.
         dtype: of a group.
 

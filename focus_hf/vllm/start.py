@@ -1,35 +1,112 @@
-"""What is checked before an engine starts: the adapter, and what vLLM is asked to do with it."""
+"""Before an engine starts: which adapter it serves, and whether vLLM is asked to do what works with it."""
 
 from __future__ import annotations
 
 import functools
 import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
+from ..adapter import FocusConfig
+from ..adapter.control import dial_changes
+from ..adapter.loading import read_weights
 from ..escape import shown
-from .adapter import ServedAdapter, Serving
+from ..hub.pull import adapter_folder
+from ..records.adapter_files import WEIGHTS_FILE, AdapterFileError, names_a_folder
 
 #: Architectures whose attention modules get the hidden states that the adapter's groups are made of, compared with
 #: transformers in tests.
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 
+#: What may turn the dial, in the place of the adapter's own; see `focus_hf.set_routing`.
+_DIAL = ("pairs", "threshold", "length", "top_k")
+
+#: What may stand under ``focus`` in ``additional_config``: folder or Hub id, branch, tag or commit of it, the dial.
+_OPTIONS = ("adapter", "revision", *_DIAL)
+
+
+@dataclass(frozen=True)
+class ServedAdapter:
+    """An adapter as it is served.
+
+    Args:
+        asked: what was asked for, by name.
+        config: its configuration, with the dial as it was asked for.
+        folder: where its files are.
+    """
+
+    asked: dict[str, Any]
+    config: FocusConfig
+    folder: Path
+
+    @property
+    def pinned(self) -> dict[str, Any]:
+        """What was asked for, as an option; of an adapter on the Hub, the commit that it is at now."""
+        return self.asked | ({} if names_a_folder(self.asked["adapter"]) else {"revision": self.folder.name})
+
+    def tensors(self) -> dict[int, dict[str, Tensor]]:
+        """By layer, the tensors by kind (``focus_proj``, ...).
+
+        Raises:
+            AdapterFileError: a layer is there twice, or not at all.
+        """
+        path = self.folder / WEIGHTS_FILE
+        found: dict[int, dict[str, Tensor]] = {layer: {} for layer in self.config.layers or []}
+        for name, tensor in read_weights(str(path)).items():
+            module, _, kind = name.rpartition(".")
+            layer = found.get(_layer_index(module))
+            if layer is None or kind in layer:
+                raise AdapterFileError(f"{path} holds {shown(name)} twice, or for a layer that it does not route.")
+            layer[kind] = tensor
+        for number, layer in found.items():
+            if layer.keys() != self.config.tensor_shapes().keys():
+                raise AdapterFileError(f"{path} lacks tensors of layer {number}; download or save the adapter again.")
+        return found
+
 
 def read_adapter(wanted: Any) -> ServedAdapter:
-    """The adapter that ``additional_config`` asks for, once per process and choice.
+    """The adapter that ``additional_config`` asks for, its files found and checked, once per process and choice.
 
     Args:
         wanted: what is under ``focus`` there.
 
     Raises:
         ValueError: one line that says what to change.
+        HubError: the Hub refused or was not reached.
     """
-    Serving.read(wanted)
+    if not isinstance(wanted, dict) or not isinstance(wanted.get("adapter"), str):
+        raise ValueError(
+            "additional_config: 'focus' must be a mapping that names an adapter, such as "
+            f'{{"focus": {{"adapter": "org/name"}}}}, got {shown(wanted)}.'
+        )
+    if foreign := sorted(str(name) for name in wanted.keys() - set(_OPTIONS)):
+        raise ValueError(f"additional_config: 'focus' has no {shown(foreign[0])}, only {', '.join(_OPTIONS)}.")
+    revision = wanted.get("revision")
+    if revision is not None and not isinstance(revision, str):
+        raise ValueError(f"additional_config: revision of 'focus' must be a text, got {shown(revision)}.")
     return _open(json.dumps(wanted, sort_keys=True))
 
 
 @functools.cache
 def _open(wanted: str) -> ServedAdapter:
-    return ServedAdapter.open(Serving.read(json.loads(wanted)))
+    asked = {name: value for name, value in json.loads(wanted).items() if value is not None}
+    folder = adapter_folder(asked["adapter"], revision=asked.get("revision"))
+    config = FocusConfig.from_pretrained(str(folder))
+    for name, value in dial_changes(config, *(asked.get(name) for name in _DIAL)).items():
+        setattr(config, name, value)
+    served = ServedAdapter(asked, config, folder)
+    served.tensors()
+    return served
+
+
+def _layer_index(name: str) -> int:
+    """The index of a layer from the name of its router: the last number in it; -1 without one."""
+    numbers = re.findall(r"\.(\d{1,9})(?=\.)", name)
+    return int(numbers[-1]) if numbers else -1
 
 
 def prepare_arguments(arguments: Any, wanted: Any) -> ServedAdapter:
@@ -61,7 +138,7 @@ def check_engine(config: Any, adapter: ServedAdapter) -> None:
     """
     why = _model_mismatch(config.model_config, adapter) or _not_served(config)
     if why is not None:
-        raise ValueError(f"The Focus adapter {adapter.serving.adapter} cannot be served: {why}.")
+        raise ValueError(f"The Focus adapter {adapter.asked['adapter']} cannot be served: {why}.")
 
 
 def _model_mismatch(model: Any, adapter: ServedAdapter) -> str | None:

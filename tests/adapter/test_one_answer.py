@@ -11,7 +11,7 @@ import torch
 from peft.utils import TaskType
 
 from focus_hf.records import check_adapter
-from focus_hf.setting_rules import TASK_TYPES
+from focus_hf.settings import TASK_TYPES
 from focus_hf.vllm.start import read_adapter
 from tests.adapter.strangers import LOADERS, Attempt, edit_config, edit_weights, save_base_and_adapter
 

@@ -10,8 +10,7 @@ import typer
 
 from focus_hf.adapter.placement import check_placement, load_base
 from focus_hf.adapter.save import save_adapter
-from focus_hf.cli.app import app
-from focus_hf.cli.start import main
+from focus_hf.cli import app, main
 from focus_hf.hub import load_adapted
 from focus_hf.train import TrainRecipe, train
 from tests.families import base_model, focus_model, logits, token_ids

@@ -217,7 +217,7 @@ def adapter(tiny, tmp_path_factory):
 
 
 def run(*arguments):
-    from focus_hf.cli import app, explore  # noqa: F401
+    from focus_hf.cli import app
 
     done = CliRunner().invoke(app, ["explore", *map(str, arguments)], env={"COLUMNS": "200"})
     if done.exception is not None and not isinstance(done.exception, (SystemExit, ValueError)):

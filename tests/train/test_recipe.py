@@ -152,11 +152,11 @@ def test_the_command_line_loads_without_extras():
 def test_a_flag_takes_back_what_a_file_says():
     from typer.testing import CliRunner
 
-    import focus_hf.cli.quality as commands
+    import focus_hf.cli.flags as flags
 
     seen = {}
     app = typer.Typer()
-    app.command()(commands.flags_of(TrainRecipe)(lambda given: seen.update(given)))
+    app.command()(flags.flags_of(TrainRecipe)(lambda given: seen.update(given)))
     done = CliRunner().invoke(
         app, ["--no-bf16", "--resume", "--max-steps", "3", "--train-file", "a", "--train-file", "b"]
     )

@@ -86,7 +86,7 @@ def test_a_branch_is_resolved_once(hub, api, arguments, tmp_path, monkeypatch):
         focus_hf.push_to_hub(folder, repository, endpoint=hub.endpoint, token="t", base_model="demo/base")
         if number == 0:
             first = api.model_info(repository).sha
-            monkeypatch.setattr("focus_hf.vllm.adapter.adapter_folder", _from(hub))
+            monkeypatch.setattr("focus_hf.vllm.start.adapter_folder", _from(hub))
             wanted = {"adapter": repository, "revision": "main"}
             config = arguments({"focus": wanted, "other": 1}).create_engine_config()
     assert api.model_info(repository).sha != first

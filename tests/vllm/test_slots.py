@@ -9,7 +9,7 @@ import torch
 
 from focus_hf.adapter.engines.packed import Packed
 from focus_hf.vllm.router import Rotary
-from focus_hf.vllm.slots import groups_of, key_slots, padded_page, tokens_of
+from focus_hf.vllm.slots import groups_of, key_slots, padded_page
 
 BLOCK = 4
 
@@ -44,7 +44,7 @@ def test_groups_stand_behind_their_page(dtype, columns, kind):
     own = raw[page:].view(dtype)
     strides = (page // dtype.itemsize, 6, 2 * 6, 1)
     cache = own.as_strided((5, 2, BLOCK, 6), strides, own.storage_offset())
-    tokens, groups = tokens_of(cache), groups_of(cache, columns, kind)
+    tokens, groups = cache.transpose(1, 2), groups_of(cache, columns, kind)
     tokens[...] = 7.0
     groups[...] = 3
     assert cache.unique().tolist() == [7.0] and groups.shape == (5, BLOCK, columns)
