@@ -108,7 +108,7 @@ def _compiled(
 ) -> Tensor:
     """`focus_attention` under the model's mask, as an operation: ``(B, Q, H, D_v)``, contiguous."""
     scores = Scores(scale, softcap, s_aux, dropout, bias)
-    asked = Asked(query, key, value, mask, scores, dropped, is_sliding)
+    asked = Asked(query, key, value, mask, scores, key.shape[2] + dropped, is_sliding)
     problem = asked.problem(Pattern(local_window, sink_tokens, dense_below), groups, reads, memberships)
     return focus_attention(problem, path=path, kernel=kernel_named(kernel)).transpose(1, 2).contiguous()
 

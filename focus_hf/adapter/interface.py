@@ -64,7 +64,8 @@ def focus_attention_forward(
         )
     scores = Scores(query.shape[-1] ** -0.5 if scaling is None else scaling, softcap, s_aux, dropout, position_bias)
     if sinks is not None:
-        scores = _with_sinks(scores, sinks, query)
+        # A logit for each query, as the logit 0 beside scores that are less by it: the softmax is the same.
+        scores = replace(scores.plus(-sinks), sink_logits=query.new_zeros(query.shape[1]))
     config: Any = module.config
     call = current(config.router) if isinstance(config, RoutedConfig) else None
     if call is None or call.dense:
@@ -74,14 +75,8 @@ def focus_attention_forward(
         output = attend_pages(call, query, key, value, attention_mask, scores)
     else:
         is_sliding, seen = kwargs.get("sliding_window") is not None, call.seen + query.shape[2]
-        asked = Asked.of(query, key, value, attention_mask, scores, seen=seen, is_sliding=is_sliding)
-        output = routed_attention(call, asked)
+        output = routed_attention(call, Asked(query, key, value, attention_mask, scores, seen, is_sliding))
     return output.transpose(1, 2).contiguous(), None
-
-
-def _with_sinks(scores: Scores, sinks: Tensor, query: Tensor) -> Scores:
-    """A sink logit for each query, as the logit 0 beside scores that are less by it: the softmax is the same."""
-    return replace(scores.plus(-sinks), sink_logits=query.new_zeros(query.shape[1]))
 
 
 def _under_autocast(*tensors: Tensor) -> Sequence[Tensor]:
@@ -106,15 +101,7 @@ def _dense(
     if mask is not None and mask.dim() == 2:
         seen = mask.shape[1]
         key, value = key[:, :, :seen], value[:, :, :seen]
-        mask = sdpa_mask(
-            batch_size=query.shape[0],
-            q_length=num_queries,
-            kv_length=seen,
-            q_offset=seen - num_queries,
-            attention_mask=mask.bool(),
-            allow_is_causal_skip=False,
-            device=query.device,
-        )
+        mask = (causal_mask(num_queries, seen, query.device) & mask.bool()[:, None])[:, None]
     elif mask is None and 1 < num_queries < num_keys:
         mask = causal_mask(num_queries, num_keys, query.device)[None, None]
     if scores.softcap is None and scores.sink_logits is None and scores.bias is None:
