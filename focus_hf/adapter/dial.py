@@ -28,14 +28,8 @@ _Curve = tuple[float, Sequence[Sequence[float]]]
 
 
 def thresholds(settings: FocusSettings, positions: Tensor) -> Tensor | float:
-    """The threshold of queries.
-
-    Args:
-        settings: of the adapter.
-        positions: integers ``(B, Q)``; negative for padding.
-
-    Returns:
-        float32 ``(B, Q)``, or one number for all.
+    """The threshold of queries at positions, integers ``(B, Q)``, negative for padding: float32 ``(B, Q)``, or one
+    number for all.
     """
     share = settings.pairs
     if share is None or share >= 1 or not settings.pairs_curves:
@@ -109,9 +103,8 @@ def share_at(curves: Mapping[str, Sequence[Sequence[float]]], length: int, thres
 
 def _curve_beyond(before: _Curve, last: _Curve, beyond: float) -> list[tuple[float, float]]:
     """The curve so many doublings beyond the octave of the last one."""
-    (place, earlier), (last_place, points) = before, last
-    earlier = [(s, t) for t, s in earlier]
-    falls = [min((t - _interpolate(earlier, s)) / (last_place - place), 0.0) for t, s in points]
+    (place, points), earlier = last, [(s, t) for t, s in before[1]]
+    falls = [min((t - _interpolate(earlier, s)) / (place - before[0]), 0.0) for t, s in points]
     return [(t + beyond * fall, s) for (t, s), fall in zip(points, falls, strict=True)]
 
 

@@ -18,24 +18,15 @@ from ..attention.definition import EVERY
 class Asked:
     """What a model asks attention for, cut to the tokens that there are: a static cache returns room after the tokens
     seen, a sliding one has dropped the oldest.
-
-    Args:
-        query: ``(B, H, Q, D)``, of the last ``Q`` of the ``S`` tokens.
-        key: ``(B, H_kv, S, D)``.
-        value: ``(B, H_kv, S, D_v)``.
-        mask: ``None``; ``(B, S)`` with 0 for padding; or ``(B, 1 or H, Q, S)``, bool or additive (`allowed_pairs`).
-        scores: how they are made.
-        seen: tokens so far, the new ones included.
-        is_sliding: the mask is that of a sliding window.
     """
 
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    mask: Tensor | None
-    scores: Scores
-    seen: int
-    is_sliding: bool = False
+    query: Tensor  #: ``(B, H, Q, D)``, of the last ``Q`` of the ``S`` tokens
+    key: Tensor  #: ``(B, H_kv, S, D)``
+    value: Tensor  #: ``(B, H_kv, S, D_v)``
+    mask: Tensor | None  #: ``(B, S)`` with 0 for padding; or ``(B, 1 or H, Q, S)``, bool or additive (`allowed_pairs`)
+    scores: Scores  #: how they are made
+    seen: int  #: tokens so far, the new ones included
+    is_sliding: bool = False  #: the mask is that of a sliding window
 
     def __post_init__(self) -> None:
         length = self.key.shape[2]
@@ -47,11 +38,8 @@ class Asked:
         self.scores = self.scores.part(EVERY, held)
         #: Older tokens that a sliding cache no longer holds.
         self.dropped = self.seen - self.key.shape[2]
-
-    @property
-    def first_position(self) -> int | None:
-        """Of every row's first token, where it is known without looking that nothing is padding."""
-        return self.dropped if self.mask is None else None
+        #: Position of every row's first token, where it is known without looking that nothing is padding.
+        self.first_position = self.dropped if self.mask is None else None
 
     def query_positions(self) -> Tensor:
         """Positions of the queries, as `problem` has them, without looking at any: int64 ``(B, Q)``."""
@@ -81,8 +69,8 @@ class Asked:
         return Problem(self.query, self.key, self.value, who, scores)
 
     def _read_mask(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Whatever mask the base model made as positions, documents and pairs, see `WhoAttends`: documents where several
-        are packed into a row, pairs where causality, padding and documents do not say it all.
+        """The mask as positions, documents and pairs, see `WhoAttends`: documents where several are packed into a row,
+        pairs where causality, padding and documents do not say it all.
         """
         batch, num_queries, num_keys, mask = len(self.query), self.query.shape[2], self.key.shape[2], self.mask
         if mask is None:

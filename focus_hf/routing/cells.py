@@ -170,12 +170,14 @@ def cell_limits(positions: Tensor, threshold: Tensor | float, local_window: int,
 
 
 def cell_reads(queries: Tensor, router: CellRouter, limits: Tensor) -> Tensor:
-    """The cells that queries read, those whose log-share is above its limit by the head's offset: bool ``(B, H_kv, Q, K,
-    bands)``.
+    """The cells that queries read: those whose log-share is above its limit by the head's offset.
 
     Args:
         queries, router: see `cell_log_shares`.
         limits: `cell_limits` of them, ``(B or 1, Q, bands)``.
+
+    Returns:
+        bool ``(B, H_kv, Q, K, bands)``.
     """
     parts = []
     for some, limit in zip(queries.split(_TOGETHER, dim=2), limits.split(_TOGETHER, dim=1), strict=True):
