@@ -31,12 +31,13 @@ class Call:
     seen: int = 0  #: tokens before them that are cached
     dense: bool = False  #: every pair is attended: the base model's own attention answers, and is remembered
     alone: bool = False  #: window and sinks only (modes "local" and "window")
-    rotary: tuple[Tensor, Tensor] | None = None  #: of the new tokens' positions, where the module was passed them
+    rotary: tuple[Tensor, Tensor] | None = (
+        None  #: cosines and sines of the new tokens, where the module is passed them
+    )
     position_ids: Tensor | None = None  #: of the new tokens, likewise
     cache_layer: Any = None  #: where the tokens are cached, if they are
-    ranking: Tensor | None = (
-        None  #: int16 ``(B, T, K)``, groups of each new token, the best first; if heads share them
-    )
+    #: int16 ``(B, T, K)``, groups of each new token, the best first: of a routing that all heads share.
+    ranking: Tensor | None = None
     assignments: Tensor | None = None  #: ``(B, T, K)`` with a gradient, set in training
     tensors: object = None  #: of the adapter, as they are now, see `FocusLayer.made_by`
     memory: Memory | None = None  #: what is remembered of the cached tokens
@@ -80,11 +81,8 @@ def current(router: FocusLayer) -> Call | None:
 
 def start_call(router: FocusLayer, adapter: str, hidden: Tensor, kwargs: dict[str, Any]) -> Call:
     """A call in a layer's mode, of which nothing is known yet but the attention module's arguments."""
-    pattern, rotary, places = (
-        router.configs[adapter].pattern,
-        kwargs.get("position_embeddings"),
-        kwargs.get("position_ids"),
-    )
+    pattern, rotary = router.configs[adapter].pattern, kwargs.get("position_embeddings")
+    places = kwargs.get("position_ids")
     if router.mode == "window" and router.window is not None:
         pattern = replace(pattern, local_window=router.window)
     return Call(

@@ -75,12 +75,12 @@ def set_routing(
     chosen_kernel = None if kernel is None or kernel == "auto" else kernel_named(kernel)
     if gate_strength is not _KEEP and gate_strength is not None and not gate_strength >= 0:
         raise ValueError(f"gate_strength must not be negative, got {gate_strength!r}.")
-    start = {} if dense_below is None else {"dense_below": dense_below}
-    check_fields(start, "set_routing")
+    for_all = {} if dense_below is None else {"dense_below": dense_below}
+    check_fields(for_all, "set_routing")
     active = [layer.configs[name] for layer in layers if (name := layer.routing_adapter) is not None]
     configs = {id(config): config for config in active}.values()  # each once
     # All of them, or nothing changes.
-    changes = [dial_changes(config, pairs, threshold, length, top_k) | start for config in configs]
+    changes = [dial_changes(config, pairs, threshold, length, top_k) | for_all for config in configs]
     for config, change in zip(configs, changes, strict=True):
         for name, value in change.items():
             setattr(config, name, value)

@@ -82,9 +82,8 @@ class _Hooks:
         if cache is not None:
             slot = router.layer_idx
             if self.slot_by_call is not None:
-                slot = self.slot_by_call(
-                    attention, signature(attention.forward).bind_partial(*args, **kwargs).arguments
-                )
+                given = signature(attention.forward).bind_partial(*args, **kwargs)
+                slot = self.slot_by_call(attention, given.arguments)
             _continue_cache(call, cache_layer(cache, slot))
         is_long = call.seen + hidden.shape[1] > call.pattern.dense_length
         if is_soft(router, name, cached_tokens=call.seen) and is_long:

@@ -207,7 +207,8 @@ class FocusLayer(nn.Module, BaseTunerLayer):
     def cell_router(self, adapter_name: str, heads: slice = slice(None)) -> CellRouter:
         """The tensors of an adapter with ``routing="cells"`` for some key/value heads, put together once.
 
-        They stay the layer's own."""
+        They stay the layer's own.
+        """
         kinds: dict[str, Any] = self._modules  # without torch's search among names, in every call
         tensors = [kinds[kind]._parameters[adapter_name] for kind in OF_CELLS.values()]
         if torch.compiler.is_compiling():

@@ -78,7 +78,7 @@ def _marks(layer: Any) -> dict[str, tuple[Any, int]]:
     }
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class _Same:
     """Equal if it is of the same object."""
 

@@ -75,12 +75,10 @@ def by_ranking(ranking: Tensor, config: FocusSettings, num_queries: int, *, comp
     """
     members = torch.zeros(ranking.shape, dtype=torch.bool, device=ranking.device)
     members.scatter_(-1, ranking[..., : config.top_k].long().clamp(min=0), True)
-    numbers, own = sets.set_numbers(members, config.top_k), members[:, ranking.shape[1] - num_queries :]
-    if config.top_k == 1:
-        reads = own
-    else:
-        meeting = sets.meeting(config.num_groups, config.top_k, ranking.device)
-        reads = meeting[numbers[:, ranking.shape[1] - num_queries :]]
+    numbers, first = sets.set_numbers(members, config.top_k), ranking.shape[1] - num_queries
+    reads = members[:, first:]
+    if config.top_k > 1:
+        reads = sets.meeting(config.num_groups, config.top_k, ranking.device)[numbers[:, first:]]
     if not complete:
         unknown = ranking[..., 0] < 0
         numbers = torch.where(unknown, reads.shape[-1], numbers)
