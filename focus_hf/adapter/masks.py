@@ -72,7 +72,7 @@ class Asked:
         """The mask as positions, documents and pairs, see `WhoAttends`: documents where several are packed into a row,
         pairs where causality, padding and documents do not say it all.
         """
-        batch, num_queries, num_keys, mask = len(self.query), self.query.shape[2], self.key.shape[2], self.mask
+        (batch, _, num_queries, _), num_keys, mask = self.query.shape, self.key.shape[2], self.mask
         if mask is None:
             index = torch.arange(num_keys, device=self.query.device)
             return (index + self.dropped if self.dropped else index).expand(batch, num_keys), None, None
