@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import focus_hf
-from focus_hf.adapter import attend
+from focus_hf.adapter import interface
 from focus_hf.attention import Problem, attended_pairs
 from focus_hf.attention.definition import bands_of, dense_pairs
 from focus_hf.hub import load_adapted
@@ -104,7 +104,7 @@ def main() -> None:
         focus_hf.set_routing(model, pairs=share, length=args.length)
         for kind in args.kinds.split(","):
             estimated = Estimated(kind)
-            with mock.patch.object(attend, "focus_attention", estimated):
+            with mock.patch.object(interface, "focus_attention", estimated):
                 excess = 100 * math.expm1(loss() - dense)
             read, means = (100 * count / estimated.possible for count in (estimated.pairs, estimated.means))
             print(f"{share} {kind}: {excess:+.2f} %, {read:.2f} % of the pairs, {means:.2f} % for means", flush=True)

@@ -1,16 +1,19 @@
-"""The adapter as PEFT and transformers see it."""
+"""The adapter as PEFT and transformers see it, who know it once this is imported."""
 
-from .registration import add_peft_type, register
+import warnings
 
-add_peft_type()  # FocusConfig names the type
+from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING, PEFT_TYPE_TO_PREFIX_MAPPING, PEFT_TYPE_TO_TUNER_MAPPING
+from transformers import AttentionInterface, AttentionMaskInterface
 
-from ..settings import FORMAT_VERSION  # noqa: E402
-from .config import FocusConfig  # noqa: E402
-from .control import routing_mode, set_routing  # noqa: E402
-from .dial import share_at, threshold_for  # noqa: E402
-from .layer import FocusLayer, focus_layers  # noqa: E402
-from .model import FocusModel  # noqa: E402
-from .observe import (  # noqa: E402
+from ..settings import FORMAT_VERSION
+from .config import PEFT_TYPE, FocusConfig
+from .control import routing_mode, set_routing
+from .dial import share_at, threshold_for
+from .interface import focus_attention_forward
+from .layer import FocusLayer, focus_layers
+from .masks import focus_mask
+from .model import FocusModel
+from .observe import (
     HeadView,
     PairCount,
     Router,
@@ -22,8 +25,6 @@ from .observe import (  # noqa: E402
     observe_routing,
     who_attends,
 )
-
-register()
 
 __all__ = [
     "FORMAT_VERSION",
@@ -46,3 +47,23 @@ __all__ = [
     "threshold_for",
     "who_attends",
 ]
+
+
+def register() -> None:
+    """Register the adapter type ``FOCUS`` with PEFT, and attention ``"focus"`` with transformers."""
+    known = PEFT_TYPE_TO_CONFIG_MAPPING.get(PEFT_TYPE)
+    if known is not None and known.__module__ != FocusConfig.__module__:
+        warnings.warn(
+            f"PEFT already has an adapter type FOCUS, from {known.__module__}; focus_hf leaves it in place, and Focus "
+            "adapters will be read by it. Import only one of the two packages.",
+            stacklevel=2,
+        )
+        return
+    PEFT_TYPE_TO_CONFIG_MAPPING[PEFT_TYPE] = FocusConfig
+    PEFT_TYPE_TO_TUNER_MAPPING[PEFT_TYPE] = FocusModel
+    PEFT_TYPE_TO_PREFIX_MAPPING[PEFT_TYPE] = FocusModel.prefix
+    AttentionInterface.register("focus", focus_attention_forward)
+    AttentionMaskInterface.register("focus", focus_mask)
+
+
+register()

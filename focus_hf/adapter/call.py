@@ -22,48 +22,31 @@ from .remembered import Memory
 
 @dataclass
 class Call:
-    """A routed call of an attention module.
-
-    Args:
-        router: of the module.
-        adapter: whose tensors.
-        pattern: window, sinks, dense start, bands.
-        hidden: ``(B, T, d)``, of the new tokens.
-        seen: tokens before them that are cached.
-        dense: every pair is attended: the base model's own attention answers, and what is cached is remembered.
-        alone: window and sinks only (modes "local" and "window").
-        rotary: cosines and sines of the new tokens' positions, where the module was passed them.
-        position_ids: of the new tokens, likewise.
-        cache_layer: where the tokens are cached, if they are.
-        ranking: int16 ``(B, T, K)``, groups of each new token, the best first: of a routing that all heads share.
-        assignments: ``(B, T, K)`` with a gradient, set in training.
-        tensors: of the adapter, as they are now, see `FocusLayer.made_by`.
-        memory: what is, of the cached tokens.
-        untouched: the cache is as it was left then.
-        groups: what was found out about the keys of all tokens, to be remembered: with cells their groups, uint8 ``(B,
-            H_kv, S)``; otherwise the ranking of all tokens.
-        complete: it is known of every token.
-        paged: whose tokens are which, in continuous batching.
-    """
+    """A routed call of an attention module."""
 
     router: FocusLayer
-    adapter: str
-    pattern: Pattern
-    hidden: Tensor
-    seen: int
-    dense: bool = False
-    alone: bool = False
-    rotary: tuple[Tensor, Tensor] | None = None
-    position_ids: Tensor | None = None
-    cache_layer: Any = None
+    adapter: str  #: whose tensors
+    pattern: Pattern  #: window, sinks, dense start, bands
+    hidden: Tensor  #: ``(B, T, d)``, of the new tokens
+    seen: int = 0  #: tokens before them that are cached
+    dense: bool = False  #: every pair is attended: the base model's own attention answers, and is remembered
+    alone: bool = False  #: window and sinks only (modes "local" and "window")
+    rotary: tuple[Tensor, Tensor] | None = (
+        None  #: cosines and sines of the new tokens, where the module is passed them
+    )
+    position_ids: Tensor | None = None  #: of the new tokens, likewise
+    cache_layer: Any = None  #: where the tokens are cached, if they are
+    #: int16 ``(B, T, K)``, groups of each new token, the best first: of a routing that all heads share.
     ranking: Tensor | None = None
-    assignments: Tensor | None = None
-    tensors: object = None
-    memory: Memory | None = None
-    untouched: bool = False
+    assignments: Tensor | None = None  #: ``(B, T, K)`` with a gradient, set in training
+    tensors: object = None  #: of the adapter, as they are now, see `FocusLayer.made_by`
+    memory: Memory | None = None  #: what is remembered of the cached tokens
+    untouched: bool = False  #: the cache is as it was left then
+    #: What was found out about the keys of all tokens, to be remembered: with cells their groups, uint8 ``(B, H_kv,
+    #: S)``; otherwise the ranking of all tokens.
     groups: Tensor | None = None
-    complete: bool = False
-    paged: Any = None
+    complete: bool = False  #: it is known of every token
+    paged: Any = None  #: whose tokens are which, in continuous batching
 
     @property
     def config(self) -> FocusConfig:
@@ -84,10 +67,8 @@ def begin(router: FocusLayer, call: Call | None) -> None:
             _TRACED.pop(id(router), None)
         else:
             _TRACED[id(router)] = call
-        return
-    if call is None and not _CURRENT.get():
-        return
-    _CURRENT.set(None if call is None else {id(router): call})
+    elif call is not None or _CURRENT.get():
+        _CURRENT.set(None if call is None else {id(router): call})
 
 
 def current(router: FocusLayer) -> Call | None:
@@ -98,21 +79,18 @@ def current(router: FocusLayer) -> Call | None:
     return None if calls is None else calls.get(id(router))
 
 
-def pattern_in_mode(router: FocusLayer, config: FocusConfig) -> tuple[Pattern, bool]:
-    """The pattern of an adapter in a layer's mode, and whether nobody reads a group in it."""
-    if router.mode == "window":
-        width = config.local_window if router.window is None else router.window
-        return replace(config.pattern, local_window=width), True
-    return config.pattern, router.mode == "local"
-
-
-def positions_of(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """`Call.rotary` and `Call.position_ids`, where an attention module is passed them."""
-    rotary, places = kwargs.get("position_embeddings"), kwargs.get("position_ids")
-    return {
-        "rotary": tuple(rotary) if isinstance(rotary, tuple | list) and len(rotary) == 2 else None,
-        "position_ids": places if isinstance(places, Tensor) else None,
-    }
+def start_call(router: FocusLayer, adapter: str, hidden: Tensor, kwargs: dict[str, Any]) -> Call:
+    """A call in a layer's mode, of which nothing is known yet but the attention module's arguments."""
+    pattern, rotary = router.configs[adapter].pattern, kwargs.get("position_embeddings")
+    places = kwargs.get("position_ids")
+    if router.mode == "window" and router.window is not None:
+        pattern = replace(pattern, local_window=router.window)
+    return Call(
+        *(router, adapter, pattern, hidden),
+        alone=router.mode in ("local", "window"),
+        rotary=tuple(rotary) if isinstance(rotary, tuple | list) and len(rotary) == 2 else None,
+        position_ids=places if isinstance(places, Tensor) else None,
+    )
 
 
 class RoutedConfig:

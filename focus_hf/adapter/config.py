@@ -17,8 +17,21 @@ from ..attention import Pattern
 from ..records.adapter_files import CONFIG_FILE, WEIGHTS_FILE, check_adapter, refuse_pickles
 from ..settings import FocusSettings
 
-#: The adapter type; `registration.add_peft_type` has added it to PEFT's enum.
-PEFT_TYPE = PeftType("FOCUS")
+
+def _peft_type(name: str) -> PeftType:
+    """A member of PEFT's enum of adapter types, added to it if it is new: there is no plug-in mechanism."""
+    if name not in PeftType.__members__:
+        member = str.__new__(PeftType, name)
+        member._name_ = member._value_ = name
+        setattr(PeftType, name, member)  # before it is a member: members cannot be assigned
+        PeftType._member_names_.append(name)
+        PeftType._member_map_[name] = member
+        PeftType._value2member_map_[name] = member
+    return PeftType(name)
+
+
+#: The adapter type.
+PEFT_TYPE = _peft_type("FOCUS")
 
 
 @dataclass
@@ -67,8 +80,7 @@ class FocusConfig(PeftConfig, FocusSettings):
         pairs (`float`, *optional*): With cells: the share of pairs to attend to, in the place of a threshold; changed
             with ``focus_hf.set_routing(model, pairs=...)``.
         pairs_curves (`dict[str, list]`, *optional*): With cells: by position, points ``[threshold, share of pairs]``
-        that
-            were measured when the adapter was fitted.
+            that were measured when the adapter was fitted.
         key_value_heads, query_heads, head_dim (`int`, *optional*): With cells: the heads of a layer, filled in.
         hidden_size (`int`, *optional*): Width of the base model. Filled in when the adapter is added to a model and
             checked when it is loaded onto another.
@@ -130,11 +142,10 @@ def _find_weights(name: str, subfolder: str | None, hub_arguments: dict[str, Any
     """The adapter's safetensors file, or ``None`` if there is none; one that has only a pickle is refused."""
     if os.path.isdir(name):
         folder = Path(name, subfolder or "")
-        path = folder / WEIGHTS_FILE
-        if not path.is_file():
-            refuse_pickles([pickle for pickle in (WEIGHTS_NAME,) if (folder / pickle).is_file()], str(folder))
-            return None
-        return path
+        if (folder / WEIGHTS_FILE).is_file():
+            return folder / WEIGHTS_FILE
+        refuse_pickles([WEIGHTS_NAME] if (folder / WEIGHTS_NAME).is_file() else [], str(folder))
+        return None
     try:
         return Path(hf_hub_download(name, WEIGHTS_FILE, subfolder=subfolder, **hub_arguments))
     except EntryNotFoundError:

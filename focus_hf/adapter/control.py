@@ -13,7 +13,7 @@ from ..attention import PATHS, kernel_named
 from ..settings import check_fields
 from .config import FocusConfig
 from .dial import threshold_for
-from .layer import FocusLayer, focus_layers
+from .layer import focus_layers
 
 _KEEP: Any = object()
 
@@ -75,12 +75,12 @@ def set_routing(
     chosen_kernel = None if kernel is None or kernel == "auto" else kernel_named(kernel)
     if gate_strength is not _KEEP and gate_strength is not None and not gate_strength >= 0:
         raise ValueError(f"gate_strength must not be negative, got {gate_strength!r}.")
-    configs = _active_configs(layers)
+    for_all = {} if dense_below is None else {"dense_below": dense_below}
+    check_fields(for_all, "set_routing")
+    active = [layer.configs[name] for layer in layers if (name := layer.routing_adapter) is not None]
+    configs = {id(config): config for config in active}.values()  # each once
     # All of them, or nothing changes.
-    changes = [dial_changes(config, pairs, threshold, length, top_k) for config in configs]
-    if dense_below is not None:
-        check_fields({"dense_below": dense_below}, "set_routing")
-        changes = [{**change, "dense_below": dense_below} for change in changes]
+    changes = [dial_changes(config, pairs, threshold, length, top_k) | for_all for config in configs]
     for config, change in zip(configs, changes, strict=True):
         for name, value in change.items():
             setattr(config, name, value)
@@ -93,12 +93,6 @@ def set_routing(
             layer.kernel = chosen_kernel
         if gate_strength is not _KEEP:
             layer.gate_strength = gate_strength
-
-
-def _active_configs(layers: list[FocusLayer]) -> list[FocusConfig]:
-    """The configurations of the adapters in force, each once."""
-    configs = [layer.configs[name] for layer in layers if (name := layer.routing_adapter) is not None]
-    return list({id(config): config for config in configs}.values())
 
 
 def dial_changes(

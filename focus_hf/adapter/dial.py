@@ -8,10 +8,8 @@ octave of the last curve thresholds go on falling with every doubling as they di
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -25,32 +23,41 @@ EVERYTHING = -1e6
 #: From the middle of an octave, where its curve stands, to its end; in doublings.
 HALF_OCTAVE = math.log2(4 / 3)
 
+#: The logarithm of a position, and the thresholds and shares there.
+_Curve = tuple[float, Sequence[Sequence[float]]]
+
 
 def thresholds(settings: FocusSettings, positions: Tensor) -> Tensor | float:
-    """The threshold of queries.
-
-    Args:
-        settings: of the adapter.
-        positions: integers ``(B, Q)``; negative for padding.
-
-    Returns:
-        float32 ``(B, Q)``, or one number for all.
+    """The threshold of queries at positions, integers ``(B, Q)``, negative for padding: float32 ``(B, Q)``, or one
+    number for all.
     """
     share = settings.pairs
     if share is None or share >= 1 or not settings.pairs_curves:
         return EVERYTHING if share is not None and share >= 1 else settings.threshold
-    at, values = _thresholds_at(_curves_of(settings), share, positions.device)
+    at, values = _thresholds_at_curves(settings, positions.device)
     places = positions.clamp(min=1).to(at.dtype).log2()
     upper = torch.searchsorted(at, places).clamp(max=len(at) - 1)
     lower = (upper - 1).clamp(min=0)
     part = ((places - at[lower]) / (at[upper] - at[lower]).clamp(min=1e-9)).clamp(0, 1)
-    beyond = (places - at[-1] - HALF_OCTAVE).clamp(min=0)
-    return (torch.lerp(values[lower], values[upper], part) + beyond * _falls(at[-2:], values[-2:])).float()
+    beyond, last, at_last = (places - at[-1] - HALF_OCTAVE).clamp(min=0), values[-2:], at[-2:]
+    falls = ((last[-1] - last[0]) / (at_last[-1] - at_last[0]).clamp(min=1e-9)).clamp(max=0)  # in a doubling
+    return (torch.lerp(values[lower], values[upper], part) + beyond * falls).float()
 
 
-def _falls(at: Tensor, values: Tensor) -> Tensor:
-    """By how much thresholds change in a doubling between the last two curves; they do not rise."""
-    return ((values[-1] - values[0]) / (at[-1] - at[0]).clamp(min=1e-9)).clamp(max=0)
+def _thresholds_at_curves(settings: FocusSettings, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Logarithms of the positions of curves, and the thresholds for the share there: ``(curves,)`` each, made once."""
+    curves, share = settings.pairs_curves or {}, settings.pairs or 0.0
+    compiling = torch.compiler.is_compiling()
+    kept = None if compiling else vars(settings).get("_at_curves")
+    if kept is None or kept[0] != (curves, share, device):
+        ascending = sorted((math.log2(int(position)), points) for position, points in curves.items())
+        numbers = [(place, _interpolate([(s, t) for t, s in points], share)) for place, points in ascending]
+        with torch.inference_mode(False):
+            kept = (curves, share, device), torch.tensor(numbers, dtype=finest(device), device=device).T.contiguous()
+        if not compiling:
+            vars(settings)["_at_curves"] = kept
+    at, values = kept[1]
+    return at, values
 
 
 def limits(settings: FocusSettings, positions: Tensor) -> Tensor:
@@ -60,8 +67,8 @@ def limits(settings: FocusSettings, positions: Tensor) -> Tensor:
 
 def limits_from(settings: FocusSettings, first: int, count: int, device: torch.device) -> Tensor:
     """The same of consecutive queries, float32 ``(1, count, bands)``: all layers ask it, and it is made once."""
-    dial = settings.threshold, settings.pairs, settings.local_window, settings.num_bands
-    asked = (*dial, settings.pairs_curves and _curves_of(settings), first, count, device)
+    dial = settings.threshold, settings.pairs, settings.pairs_curves, settings.local_window, settings.num_bands
+    asked = (*dial, first, count, device)
     kept = vars(settings).get("_limits")
     if kept is None or kept[0] != asked:
         with torch.inference_mode(False):
@@ -75,7 +82,7 @@ def share_at(curves: Mapping[str, Sequence[Sequence[float]]], length: int, thres
     """The share of pairs that a context attends to under one threshold for all of its tokens.
 
     Args:
-        curves: of the adapter.
+        curves: of the adapter, see `FocusConfig`.
         length: tokens of the context.
         threshold: the dial.
     """
@@ -96,9 +103,9 @@ def share_at(curves: Mapping[str, Sequence[Sequence[float]]], length: int, thres
 
 def _curve_beyond(before: _Curve, last: _Curve, beyond: float) -> list[tuple[float, float]]:
     """The curve so many doublings beyond the octave of the last one."""
-    earlier = [(s, t) for t, s in before[1]]
-    falls = [min((t - _interpolate(earlier, s)) / (last[0] - before[0]), 0.0) for t, s in last[1]]
-    return [(t + beyond * fall, s) for (t, s), fall in zip(last[1], falls, strict=True)]
+    (place, points), earlier = last, [(s, t) for t, s in before[1]]
+    falls = [min((t - _interpolate(earlier, s)) / (place - before[0]), 0.0) for t, s in points]
+    return [(t + beyond * fall, s) for (t, s), fall in zip(points, falls, strict=True)]
 
 
 def threshold_for(curves: Mapping[str, Sequence[Sequence[float]]], length: int, share: float) -> float:
@@ -112,39 +119,6 @@ def threshold_for(curves: Mapping[str, Sequence[Sequence[float]]], length: int, 
         else:
             high = middle
     return (low + high) / 2
-
-
-#: The logarithm of a position, and the thresholds and shares there.
-_Curve = tuple[float, Sequence[Sequence[float]]]
-
-
-@dataclass(frozen=True, eq=False)
-class _Curves:
-    """Curves that do not change: what is made of them can be kept by who they are."""
-
-    points: tuple[tuple[float, tuple[tuple[float, float], ...]], ...]
-
-
-def _curves_of(settings: FocusSettings) -> _Curves:
-    curves = settings.pairs_curves or {}
-    kept = vars(settings).get("_curves")
-    if kept is None or kept[0] is not curves:
-        points = sorted((math.log2(int(name)), tuple((p[0], p[1]) for p in some)) for name, some in curves.items())
-        kept = curves, _Curves(tuple(points))
-        if not torch.compiler.is_compiling():
-            vars(settings)["_curves"] = kept
-    found: _Curves = kept[1]
-    return found
-
-
-@functools.lru_cache(maxsize=64)
-def _thresholds_at(curves: _Curves, share: float, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Logarithms of the positions of curves, and the thresholds for a share there: ``(curves,)`` each."""
-    with torch.inference_mode(False):
-        dtype = finest(device)
-        at = torch.tensor([place for place, _ in curves.points], dtype=dtype, device=device)
-        found = [_interpolate([(s, t) for t, s in points], share) for _, points in curves.points]
-        return at, torch.tensor(found, dtype=dtype, device=device)
 
 
 def _share(points: Sequence[Sequence[float]], threshold: float) -> float:

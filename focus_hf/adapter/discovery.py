@@ -7,20 +7,20 @@ import functools
 import inspect
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
 
-def calls_attention_interface(module: nn.Module) -> bool:
-    """Whether the module computes attention through transformers' `AttentionInterface`.
+def find_attention(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """All modules of ``model`` that compute attention through transformers' `AttentionInterface`, with their names.
 
-    Looks at the names that the code of its class's ``forward`` uses: there is no common base class.
+    Looks at the names that the code of their classes' ``forward`` uses: there is no common base class.
     """
-    forward = inspect.unwrap(type(module).forward)
-    code = getattr(forward, "__code__", None)
-    return code is not None and "ALL_ATTENTION_FUNCTIONS" in code.co_names
+    for name, module in model.named_modules():
+        code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
+        if code is not None and "ALL_ATTENTION_FUNCTIONS" in code.co_names:
+            yield name, module
 
 
 def why_not(name: str, module: Any, include_sliding: bool) -> str | None:
@@ -66,7 +66,9 @@ def why_not(name: str, module: Any, include_sliding: bool) -> str | None:
 def slides(module: Any) -> bool:
     """Whether the architecture gives this attention module a sliding window."""
     kind = _layer_type(module)
-    return kind in SLIDING if kind is not None else _has_short_window(module)
+    if kind is not None:
+        return kind in SLIDING
+    return _limits(module.config, getattr(module, "sliding_window", getattr(module.config, "sliding_window", None)))
 
 
 def numbered(module: Any) -> bool:
@@ -89,9 +91,7 @@ def layer_numbers(model: nn.Module) -> dict[str, int]:
 
 
 def slot_by_call(module: Any) -> SlotOfCall | None:
-    """What tells the layer of the cache in which an attention module keeps the keys of a call, from the module and
-    the call's arguments by name; ``None`` if that is the layer of its own number.
-    """
+    """What tells in which layer of the cache a module keeps the keys of a call; ``None``: that of its own number."""
     return _SLOTS.get(str(_attention_call(module.__class__).cache_slot))
 
 
@@ -107,8 +107,7 @@ def head_shape(modules: Sequence[Any]) -> dict[str, int]:
         ValueError: the modules do not say, or they differ.
     """
     found = {_shape(module) for module in modules}
-    shape = found.pop() if len(found) == 1 else (None, None, None)
-    keys, queries, size = shape
+    keys, queries, size = found.pop() if len(found) == 1 else (None, None, None)
     if keys is None or queries is None or size is None or queries % keys:
         raise ValueError(
             f"The layers of {type(modules[0]).__name__} do not have one number and size of heads that their "
@@ -168,19 +167,12 @@ _KNOWN |= {"output_attentions", "position_ids", "layer_idx", "cache_position", "
 _KNOWN |= {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "head_mask", "use_cache"}
 
 
-@dataclass(frozen=True)
-class _AttentionCall:
-    """What the source of an attention module says.
+class _AttentionCall(NamedTuple):
+    """What the source of an attention module says."""
 
-    Args:
-        cache_slot: the expression for the layer of the cache in which it keeps its keys; ``None`` if it has none.
-        foreign: names of arguments to the attention function that Focus does not know.
-        crosses: it can be handed another sequence.
-    """
-
-    cache_slot: str | None
-    foreign: tuple[str, ...]
-    crosses: bool
+    cache_slot: str | None  #: the expression for the layer of the cache in which it keeps its keys, if it has one
+    foreign: tuple[str, ...]  #: names of arguments to the attention function that Focus does not know
+    crosses: bool  #: it can be handed another sequence
 
 
 @functools.cache
@@ -209,23 +201,6 @@ def _layer_type(module: Any) -> str | None:
     return types[module.layer_idx]
 
 
-def _has_short_window(module: Any) -> bool:
-    config = module.config
-    window = getattr(module, "sliding_window", None)
-    if not hasattr(module, "sliding_window"):
-        window = getattr(config, "sliding_window", None)
-    return _limits(config, window)
-
-
 def _limits(config: Any, window: int | None) -> bool:
-    """Whether a number of tokens is less than there can be: a window as long as the longest context limits nothing
-    (Phi-3-mini-128k).
-    """
+    """Whether a window is shorter than the longest context (that of Phi-3-mini-128k is not, and limits nothing)."""
     return window is not None and window < (getattr(config, "max_position_embeddings", None) or window + 1)
-
-
-def find_attention(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """All modules of ``model`` that call the attention interface, with their names."""
-    for name, module in model.named_modules():
-        if calls_attention_interface(module):
-            yield name, module

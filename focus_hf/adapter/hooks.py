@@ -11,19 +11,21 @@ from torch import Tensor, nn
 
 from ..escape import shown
 from ..records.adapter_files import ROUTER
-from .call import Call, RoutedConfig, begin, current, pattern_in_mode, positions_of
+from .call import Call, RoutedConfig, begin, current, start_call
 from .discovery import slot_by_call
-from .engines.continuous import find_pages, route_pages
+from .engines.continuous import route_pages
+from .engines.pages import find_pages
 from .growing import make_growing
 from .layer import FocusLayer
 from .masks import valid_tokens
-from .remembered import cache_layer, find_cache, recall, remember, tokens_seen
+from .remembered import cache_layer, find_cache, recall, remember
 from .routers import choose_groups, rank_all
 from .training import assignments_of, is_soft
 
 
-def add_router(attention: Any, router: FocusLayer) -> None:
-    """Let an attention module follow a router, as its child, until `remove_router`."""
+def add_router(router: FocusLayer) -> None:
+    """Let an attention module follow its router, as its child, until `remove_router`."""
+    attention = router.get_base_layer()
     attention.add_module(ROUTER, router)
     hooks = _Hooks(router, attention)
     attention.config = RoutedConfig(attention.config, router)
@@ -33,8 +35,9 @@ def add_router(attention: Any, router: FocusLayer) -> None:
     ]
 
 
-def remove_router(attention: Any, router: FocusLayer) -> None:
+def remove_router(router: FocusLayer) -> None:
     """The attention module as it was before `add_router`."""
+    attention = router.get_base_layer()
     delattr(attention, ROUTER)
     for handle in router.hooks:
         handle.remove()
@@ -69,58 +72,35 @@ class _Hooks:
 
     def _call(self, attention: Any, args: tuple, kwargs: dict[str, Any]) -> Call | None:
         router, hidden = self.router, args[0] if args else kwargs["hidden_states"]
-        if find_pages(kwargs) is not None:  # also where nothing is routed: its tokens are then known to have no groups
-            return route_pages(router, hidden, kwargs)
+        if (pages := find_pages(kwargs)) is not None:  # also where nothing is routed: its tokens then have no groups
+            return route_pages(router, hidden, pages, kwargs)
         name = router.routing_adapter
         if name is None or router.mode == "dense":
             return None
         refuse_mixed_batch(kwargs.get("adapter_names"), [name])
+        call = start_call(router, name, hidden, kwargs)
         cache = find_cache((*args, *kwargs.values()))
-        layer = None
         if cache is not None:
-            slot = router.layer_idx if self.slot_by_call is None else self._slot(attention, args, kwargs)
-            layer = cache_layer(cache, slot)
-        call = self._start(name, hidden, layer, kwargs)
-        if is_soft(router, name, cached_tokens=call.seen) and call.seen + hidden.shape[1] > call.pattern.dense_length:
-            call.dense = False
+            slot = router.layer_idx
+            if self.slot_by_call is not None:
+                given = signature(attention.forward).bind_partial(*args, **kwargs)
+                slot = self.slot_by_call(attention, given.arguments)
+            _continue_cache(call, cache_layer(cache, slot))
+        is_long = call.seen + hidden.shape[1] > call.pattern.dense_length
+        if is_soft(router, name, cached_tokens=call.seen) and is_long:
             scores, balance = router(hidden, name)
             call.assignments = assignments_of(call, scores, balance, valid_tokens(kwargs.get("attention_mask")))
             choose_groups(call, scores, balance)  # a cache remembers those that inference would have
             return call
-        if router.is_observed:
-            call.dense = False
-        if call.dense and layer is None:
+        call.dense = not router.is_observed and (not is_long or (call.config.is_dense and not call.alone))
+        if call.dense and cache is None:
             return None
         if cache is not None and not call.dense:
-            make_growing(cache, layer)
-        if not (call.config.by_cells or (call.alone and layer is None)):
+            make_growing(cache, call.cache_layer)
+        if not (call.config.by_cells or (call.alone and cache is None)):
             with torch.no_grad():
                 choose_groups(call, *router(hidden, name))
         return call
-
-    def _start(self, name: str, hidden: Tensor, layer: Any, kwargs: dict[str, Any]) -> Call:
-        router = self.router
-        config, tensors = router.configs[name], router.made_by(name)
-        pattern, alone = pattern_in_mode(router, config)
-        memory, untouched, seen = None, False, 0
-        if layer is not None:
-            memory, untouched = recall(layer, name, tensors)
-            seen = memory.length if memory is not None and untouched else tokens_seen(layer)
-            _refuse_whole_cache(router, layer, seen)
-        everything = config.is_dense and not alone
-        dense = everything or seen + hidden.shape[1] <= pattern.dense_length
-        return Call(
-            *(router, name, pattern, hidden, seen, dense, alone),
-            **positions_of(kwargs),
-            cache_layer=layer,
-            tensors=tensors,
-            memory=memory,
-            untouched=untouched,
-        )
-
-    def _slot(self, attention: Any, args: tuple, kwargs: dict[str, Any]) -> int:
-        assert self.slot_by_call is not None
-        return self.slot_by_call(attention, signature(attention.forward).bind_partial(*args, **kwargs).arguments)
 
     def after(self, attention: Any, args: tuple, output: Any) -> None:
         call = current(self.router)
@@ -135,15 +115,18 @@ class _Hooks:
         remember(call.cache_layer, call.adapter, call.tensors, call.groups, length, call.complete)
 
 
-def _refuse_whole_cache(router: FocusLayer, layer: Any, seen: int) -> None:
-    """A sliding layer's mask over a cache that keeps everything cannot be told from one that hides padding.
+def _continue_cache(call: Call, layer: Any) -> None:
+    """Find out what is known of the tokens in a cache's layer, which will keep the new ones, too.
 
     Raises:
-        ValueError: the call would continue such a cache.
+        ValueError: a sliding layer would continue a cache that keeps everything, whose mask cannot be told from one
+            that hides padding.
     """
-    if getattr(layer, "is_sliding", False) or not router.slides or not seen:
-        return
-    raise ValueError(
-        f"{router.name} has a sliding window, and this cache keeps everything: Focus cannot continue it. Use the "
-        "model's own cache, DynamicCache(config=model.config)."
-    )
+    router, call.cache_layer, call.tensors = call.router, layer, call.router.made_by(call.adapter)
+    call.memory, call.untouched = recall(layer, call.adapter, call.tensors)
+    call.seen = call.memory.length if call.memory is not None and call.untouched else int(layer.get_seq_length())
+    if router.slides and call.seen and not getattr(layer, "is_sliding", False):
+        raise ValueError(
+            f"{router.name} has a sliding window, and this cache keeps everything: Focus cannot continue it. Use the "
+            "model's own cache, DynamicCache(config=model.config)."
+        )

@@ -1,4 +1,7 @@
-"""The attention function that transformers calls under the name "focus"."""
+"""The attention function that transformers calls under the name "focus".
+
+Of a routed call its router is asked, and what it says is computed by the cheapest path.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,27 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
 
-from ..attention import Scores, masked_attention
-from .attend import routed_attention
-from .call import RoutedConfig, current
+from ..attention import (
+    HARD_GATE,
+    Kernel,
+    Pattern,
+    Problem,
+    Scores,
+    credit_memberships,
+    find_kernel,
+    focus_attention,
+    gated_attention,
+    kernel_named,
+    masked_attention,
+)
+from ..ranks import GradientsOfAllParts, several, split_over
+from .call import Call, RoutedConfig, current
 from .discovery import INDICES
 from .engines.continuous import attend_pages
 from .masks import Asked, added_to_scores, allowed_pairs, causal_mask
+from .observe import tell_attention, tell_routing
+from .routers import route
 
 
 def focus_attention_forward(
@@ -64,24 +80,19 @@ def focus_attention_forward(
         )
     scores = Scores(query.shape[-1] ** -0.5 if scaling is None else scaling, softcap, s_aux, dropout, position_bias)
     if sinks is not None:
-        scores = _with_sinks(scores, sinks, query)
+        # A logit for each query, as the logit 0 beside scores that are less by it: the softmax is the same.
+        scores = replace(scores.plus(-sinks), sink_logits=query.new_zeros(query.shape[1]))
     config: Any = module.config
     call = current(config.router) if isinstance(config, RoutedConfig) else None
     if call is None or call.dense:
-        return _dense(module, query, key, value, attention_mask, scores, kwargs)
+        return _dense(module, (query, key, value), attention_mask, scores, kwargs)
     query, key, value = _under_autocast(query, key, value)
     if call.paged is not None:
         output = attend_pages(call, query, key, value, attention_mask, scores)
     else:
         is_sliding, seen = kwargs.get("sliding_window") is not None, call.seen + query.shape[2]
-        asked = Asked.of(query, key, value, attention_mask, scores, seen=seen, is_sliding=is_sliding)
-        output = routed_attention(call, asked)
+        output = routed_attention(call, Asked(query, key, value, attention_mask, scores, seen, is_sliding))
     return output.transpose(1, 2).contiguous(), None
-
-
-def _with_sinks(scores: Scores, sinks: Tensor, query: Tensor) -> Scores:
-    """A sink logit for each query, as the logit 0 beside scores that are less by it: the softmax is the same."""
-    return replace(scores.plus(-sinks), sink_logits=query.new_zeros(query.shape[1]))
 
 
 def _under_autocast(*tensors: Tensor) -> Sequence[Tensor]:
@@ -93,35 +104,109 @@ def _under_autocast(*tensors: Tensor) -> Sequence[Tensor]:
 
 
 def _dense(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    scores: Scores,
-    kwargs: dict[str, Any],
+    module: nn.Module, tensors: tuple[Tensor, ...], mask: Tensor | None, scores: Scores, kwargs: dict[str, Any]
 ) -> tuple[Tensor, None]:
     """Attention of an unrouted module in a model loaded with ``attn_implementation="focus"``: SDPA's."""
+    query, key, value = tensors
     num_queries, num_keys = query.shape[2], key.shape[2]
     if mask is not None and mask.dim() == 2:
         seen = mask.shape[1]
         key, value = key[:, :, :seen], value[:, :, :seen]
-        mask = sdpa_mask(
-            batch_size=query.shape[0],
-            q_length=num_queries,
-            kv_length=seen,
-            q_offset=seen - num_queries,
-            attention_mask=mask.bool(),
-            allow_is_causal_skip=False,
-            device=query.device,
-        )
-    elif mask is None and 1 < num_queries < num_keys:
+        mask = (causal_mask(num_queries, seen, query.device) & mask.bool()[:, None])[:, None]
+    is_plain = scores.softcap is None and scores.sink_logits is None and scores.bias is None
+    if mask is None and (not is_plain or 1 < num_queries < num_keys):
         mask = causal_mask(num_queries, num_keys, query.device)[None, None]
-    if scores.softcap is None and scores.sink_logits is None and scores.bias is None:
+    if mask is None or is_plain:
         return sdpa_attention_forward(
             module, query, key, value, mask, dropout=scores.dropout, scaling=scores.scale, **kwargs
         )
-    if mask is None:
-        mask = causal_mask(num_queries, num_keys, query.device)[None, None]
     output = masked_attention(query, key, value, allowed_pairs(mask), scores.plus(added_to_scores(mask)))
     return output.transpose(1, 2).contiguous(), None
+
+
+def routed_attention(call: Call, asked: Asked) -> Tensor:
+    """Attention of a call that is routed: ``(B, H, Q, D_v)``.
+
+    Raises:
+        ValueError: the kernel that was chosen cannot compute this.
+    """
+    router = call.router
+    with torch.no_grad():
+        routed = route(call, asked)
+        if router.observer is not None and call.config.by_cells and not call.alone:
+            tell_routing(call, asked.key, routed)
+    if call.assignments is not None:
+        return _soft(call, call.assignments, asked.problem(call.pattern, *routed))
+    kernel = _kernel(router.kernel, asked)
+    learns = torch.is_grad_enabled() and any(x.requires_grad for x in (asked.query, asked.key, asked.value))
+    if torch.compiler.is_compiling() and not learns:
+        scores, pattern = asked.scores, call.pattern
+        tensors = (asked.query, asked.key, asked.value, asked.mask, *routed, scores.sink_logits, scores.bias)
+        shape = (pattern.local_window, pattern.sink_tokens, pattern.dense_below)
+        how = (scores.scale, scores.softcap, scores.dropout, asked.dropped, asked.is_sliding)
+        return _compiled(*tensors, *shape, *how, router.path, kernel.name).transpose(1, 2)
+    problem = asked.problem(call.pattern, *routed)
+    tell_attention(call, problem)
+    return focus_attention(problem, path=router.path, kernel=kernel)
+
+
+def _kernel(named: Kernel | None, asked: Asked) -> Kernel:
+    if named is None:
+        return find_kernel(asked.query, asked.value)
+    if (why := named.unsupported(asked.query, asked.value)) is not None:
+        raise ValueError(
+            f"kernel {named.name!r} cannot compute this attention: {why}. Choose another one, or 'auto', with "
+            "focus_hf.set_routing(model, kernel=...)."
+        )
+    return named
+
+
+def _soft(call: Call, assignments: Tensor, problem: Problem) -> Tensor:
+    """Training: ``(B, H, T, D_v)``."""
+    router, config = call.router, call.config
+    tell_attention(call, problem)
+    parts = split_over(router.get_base_layer()) if several() else None
+    if parts is not None:
+        assignments = GradientsOfAllParts.apply(assignments, parts)
+    if config.gate == HARD_GATE:
+        output = focus_attention(problem, kernel=router.kernel)
+        return credit_memberships(output, assignments, problem, kernel=router.kernel)
+    strength = config.gate_strength if router.gate_strength is None else router.gate_strength
+    return gated_attention(problem, assignments, gate=config.gate, strength=strength)
+
+
+# Which tokens meet depends on the data, which torch.compile cannot trace and a CUDA graph cannot record: to both, the
+# attention of a call is one opaque operation.
+@torch.library.custom_op("focus_hf::hard_attention", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))
+def _compiled(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    groups: Tensor,
+    reads: Tensor,
+    memberships: Tensor | None,
+    s_aux: Tensor | None,
+    bias: Tensor | None,
+    local_window: int,
+    sink_tokens: int,
+    dense_below: int,
+    scale: float,
+    softcap: float | None,
+    dropout: float,
+    dropped: int,
+    is_sliding: bool,
+    path: str,
+    kernel: str,
+) -> Tensor:
+    """`focus_attention` under the model's mask, as an operation: ``(B, Q, H, D_v)``, contiguous."""
+    scores = Scores(scale, softcap, s_aux, dropout, bias)
+    asked = Asked(query, key, value, mask, scores, key.shape[2] + dropped, is_sliding)
+    problem = asked.problem(Pattern(local_window, sink_tokens, dense_below), groups, reads, memberships)
+    return focus_attention(problem, path=path, kernel=kernel_named(kernel)).transpose(1, 2).contiguous()
+
+
+@_compiled.register_fake
+def _(query: Tensor, key: Tensor, value: Tensor, *_: object) -> Tensor:
+    batch, heads, queries = query.shape[:3]
+    return query.new_empty(batch, queries, heads, value.shape[-1])

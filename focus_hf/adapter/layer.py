@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from .. import routing
-from ..attention import Kernel, Pattern
+from ..attention import Kernel
 from ..routing.cells import CellRouter
 from .config import FocusConfig
 from .discovery import slides
@@ -21,7 +21,6 @@ from .remembered import state_of
 
 #: Scale of fresh centroids: scores of unit-variance hidden states start with a spread of a few units.
 CENTROID_GAIN = 0.3
-
 
 #: The tensors of a `CellRouter`, by its fields.
 OF_CELLS = {
@@ -39,8 +38,7 @@ class FocusLayer(nn.Module, BaseTunerLayer):
     """Centroids of one attention module.
 
     It sits *beside* the projections of the attention module, as its child ``group_router``, and acts through forward
-    hooks (`add_router`). So parameter names of the base model stay as they are, and LoRA can target ``q_proj`` in any
-    order.
+    hooks. So parameter names of the base model stay as they are, and LoRA can target ``q_proj`` in any order.
 
     Per adapter it holds ``focus_proj`` (``W_g``, ``(d_g, d)``), ``focus_centroids`` (``C``, ``(K, d_g)``) and
     ``focus_balance`` (``b``, ``(K,)``; not trained by gradient); with ``routing="cells"`` the tensors of a
@@ -55,24 +53,20 @@ class FocusLayer(nn.Module, BaseTunerLayer):
 
     adapter_layer_names = ("focus_proj", "focus_centroids", "focus_key_proj", "focus_query_proj", "focus_band_proj")
     other_param_names = ("focus_balance", "focus_cell_bias", "focus_offset")
+    kinds = (*adapter_layer_names, *other_param_names)
 
     focus_proj: nn.ParameterDict
     focus_centroids: nn.ParameterDict
     focus_balance: nn.ParameterDict
-    focus_key_proj: nn.ParameterDict
-    focus_query_proj: nn.ParameterDict
-    focus_band_proj: nn.ParameterDict
-    focus_cell_bias: nn.ParameterDict
     focus_offset: nn.ParameterDict
 
     def __init__(self, attention: nn.Module, name: str, layer_idx: int, rotary: nn.Module | None = None) -> None:
         super().__init__()
         self.layer_idx = layer_idx
         self.slides = slides(attention)
-        self._attention: tuple[Any] = (attention,)  # in a tuple: the parent must not become a submodule of its child
-        self._rotary: tuple[Any] = (rotary,)
+        self._outside: tuple[Any, Any] = attention, rotary  # in a tuple: the parent must not become a submodule
         self.name = name
-        for kind in (*self.adapter_layer_names, *self.other_param_names):
+        for kind in self.kinds:
             setattr(self, kind, nn.ParameterDict())
         self.configs: dict[str, FocusConfig] = {}
         self.mode: str | None = None
@@ -92,7 +86,7 @@ class FocusLayer(nn.Module, BaseTunerLayer):
 
     def get_base_layer(self) -> Any:
         """The attention module that this layer routes."""
-        return self._attention[0]
+        return self._outside[0]
 
     @property
     def weight(self) -> Tensor:  # BaseTunerLayer would look for it on the base layer and find itself
@@ -117,24 +111,21 @@ class FocusLayer(nn.Module, BaseTunerLayer):
                     nn.init.orthogonal_(tensor, gain=CENTROID_GAIN)
                 else:
                     nn.init.normal_(tensor, std=shape[-1] ** -0.5)
-            learned = kind in self.adapter_layer_names and not config.by_cells
-            getattr(self, kind)[adapter_name] = nn.Parameter(tensor, requires_grad=learned)
+            getattr(self, kind)[adapter_name] = nn.Parameter(tensor)
         self._move_adapter_to_device_of_base_layer(adapter_name)
         self.set_adapter(self.active_adapters, inference_mode=config.inference_mode)
 
     def tensors_of(self, adapter_name: str) -> list[nn.Parameter]:
         """All tensors of an adapter."""
-        kinds = (getattr(self, kind) for kind in (*self.adapter_layer_names, *self.other_param_names))
-        return [kind[adapter_name] for kind in kinds if adapter_name in kind]
+        return [kind[adapter_name] for name in self.kinds if adapter_name in (kind := getattr(self, name))]
 
     def _get_base_layer_device_and_dtype(self, base_layer: nn.Module) -> tuple[torch.device | None, None]:
         """Centroids go where the attention's weights are used, and keep their own dtype.
 
         Packed weights (GPTQ, AWQ) are buffers; offloaded ones are nowhere until a hook of accelerate brings them.
         """
-        hooks = (getattr(module, "_hf_hook", None) for module in base_layer.modules())
-        for hook in hooks:
-            if (device := getattr(hook, "execution_device", None)) is not None:
+        for module in base_layer.modules():
+            if (device := getattr(getattr(module, "_hf_hook", None), "execution_device", None)) is not None:
                 return torch.device(device), None
         own = {id(p) for p in self.parameters()}
         weights = (w for w in chain(base_layer.parameters(), base_layer.buffers()) if id(w) not in own)
@@ -143,7 +134,7 @@ class FocusLayer(nn.Module, BaseTunerLayer):
 
     def set_adapter(self, adapter_names: str | list[str], inference_mode: bool = False) -> None:
         super().set_adapter(adapter_names, inference_mode=inference_mode)
-        for kind in (*self.adapter_layer_names, *self.other_param_names):
+        for kind in self.kinds:
             for name, tensor in getattr(self, kind).items():
                 if kind in self.other_param_names or self.configs[name].by_cells:
                     tensor.requires_grad_(False)
@@ -153,7 +144,7 @@ class FocusLayer(nn.Module, BaseTunerLayer):
         self.configs.pop(adapter_name, None)
         self._checked.discard(adapter_name)
 
-    def merge(self, safe_merge: bool = False, adapter_names: list[str] | None = None) -> None:
+    def merge(self, *_: Any, **__: Any) -> None:
         raise ValueError(
             "A Focus adapter changes which tokens attend to each other, not the weights, so it cannot be merged. "
             "Use unload() to get the base model back."
@@ -186,11 +177,6 @@ class FocusLayer(nn.Module, BaseTunerLayer):
             raise ValueError("No layer was routed: the Focus adapter is not active.")
         return self.configs[name]
 
-    @property
-    def pattern(self) -> Pattern:
-        """Window, sinks and dense start of the adapter in force."""
-        return self.routing_config.pattern
-
     def forward(self, hidden_states: Tensor, adapter_name: str) -> tuple[Tensor, Tensor]:
         """Scores of every token against every centroid, and the balance potentials.
 
@@ -204,12 +190,8 @@ class FocusLayer(nn.Module, BaseTunerLayer):
             float32 ``(B, T, K)`` and float32 ``(K,)``, the latter without gradient.
         """
         self.check_finite(adapter_name)
-        scores = routing.group_scores(
-            hidden_states,
-            self.focus_proj[adapter_name],
-            self.focus_centroids[adapter_name],
-            self.configs[adapter_name].temperature,
-        )
+        projection, centroids = self.focus_proj[adapter_name], self.focus_centroids[adapter_name]
+        scores = routing.group_scores(hidden_states, projection, centroids, self.configs[adapter_name].temperature)
         return scores, self.focus_balance[adapter_name].detach().float().clone()
 
     @property
@@ -220,28 +202,24 @@ class FocusLayer(nn.Module, BaseTunerLayer):
     @property
     def rotary(self) -> nn.Module | None:
         """What makes the angles of the model's rotary positions, if anything."""
-        return self._rotary[0]
+        return self._outside[1]
 
     def cell_router(self, adapter_name: str, heads: slice = slice(None)) -> CellRouter:
-        """The tensors of an adapter with ``routing="cells"``, put together once; they stay the layer's own.
+        """The tensors of an adapter with ``routing="cells"`` for some key/value heads, put together once.
 
-        Args:
-            adapter_name: whose.
-            heads: of which key/value heads.
+        They stay the layer's own.
         """
         kinds: dict[str, Any] = self._modules  # without torch's search among names, in every call
-        tensors = {field: kinds[kind]._parameters[adapter_name] for field, kind in OF_CELLS.items()}
+        tensors = [kinds[kind]._parameters[adapter_name] for kind in OF_CELLS.values()]
         if torch.compiler.is_compiling():
-            return CellRouter(**{field: tensor.detach() for field, tensor in tensors.items()}).of_heads(heads)
-        state = adapter_name, heads.start, heads.stop, state_of(tensors.values())
+            return CellRouter(*(tensor.detach()[heads] for tensor in tensors))
+        state = adapter_name, heads.start, heads.stop, state_of(tensors)
         kept = self._cells
-        if kept is not None and kept[0] == state:
-            return kept[1]
-        self.check_finite(adapter_name)
-        with torch.inference_mode(False):
-            router = CellRouter(**{field: tensor.detach() for field, tensor in tensors.items()}).of_heads(heads)
-        self._cells = state, router
-        return router
+        if kept is None or kept[0] != state:
+            self.check_finite(adapter_name)
+            with torch.inference_mode(False):
+                kept = self._cells = state, CellRouter(*(tensor.detach()[heads] for tensor in tensors))
+        return kept[1]
 
     def made_by(self, adapter_name: str) -> object:
         """What the groups of keys depend on, besides the keys: of an adapter's tensors, as they are now."""

@@ -8,7 +8,7 @@ nobody, so a model with a Focus adapter has its ``_load_pretrained_model`` repla
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,8 +32,8 @@ from ..records.adapter_files import (
 )
 from .config import FocusConfig
 from .hooks import remove_router
-from .layer import FocusLayer
-from .names import base_prefix, plain_name, unwrapped
+from .layer import FocusLayer, focus_layers
+from .targets import base_prefix, plain_name, unwrapped
 
 #: Where transformers' ``load_adapter`` hands over to what writes tensors into the model.
 _LOADER = "_load_pretrained_model"
@@ -53,14 +53,7 @@ def remove_guard(model: Any) -> None:
     model.__dict__.pop(_LOADER, None)
 
 
-def load_own_tensors(
-    *,
-    model: Any,
-    state_dict: dict[str, Tensor] | None,
-    checkpoint_files: Sequence[str] | None,
-    load_config: Any,
-    expected_keys: list[str] | None = None,
-) -> Any:
+def load_own_tensors(**arguments: Any) -> Any:
     """What ``load_adapter`` calls in the place of ``PreTrainedModel._load_pretrained_model``, with its arguments.
 
     The file of a Focus adapter is checked as a whole before anything is written, and its tensors are handed on under
@@ -70,37 +63,29 @@ def load_own_tensors(
     Raises:
         AdapterFileError: see `tensors_for`.
     """
+    model, files, state = (arguments[name] for name in ("model", "checkpoint_files", "state_dict"))
     load = getattr(type(model), _LOADER)
     adapter_name, config = list(model.peft_config.items())[-1]  # `load_adapter` has just added it
     if not isinstance(config, FocusConfig):
-        return load(
-            model=model,
-            state_dict=state_dict,
-            checkpoint_files=checkpoint_files,
-            load_config=load_config,
-            expected_keys=expected_keys,
-        )
-    source = (checkpoint_files or [_source(config)])[0]
+        return load(**arguments)
+    source = (files or [_source(config)])[0]
     try:
-        if checkpoint_files and (Path(source).parent / CONFIG_FILE).is_file():
+        if files and (Path(source).parent / CONFIG_FILE).is_file():
             check_adapter(Path(source).parent)
-        if state_dict is None:
-            state_dict = read_weights(source)
-        tensors = tensors_for(model, adapter_name, state_dict, source)
+        tensors = tensors_for(model, adapter_name, read_weights(source) if state is None else state, source)
     except AdapterFileError:
         take_out(model, adapter_name)
         raise
+    # The names are the model's already, and an offloaded model's device says nothing.
+    own = dict(model.named_parameters())
+    devices = {name: own[name].device for name in tensors}
+    if any(device.type == "meta" for device in devices.values()):
+        devices = arguments["load_config"].device_map
+    arguments["load_config"] = replace(arguments["load_config"], weight_mapping=[], device_map=devices)
+    arguments |= {"state_dict": tensors, "checkpoint_files": None, "expected_keys": list(tensors)}
     conversions = model.__dict__.get("_weight_conversions")
     try:
-        return load(
-            model=model,
-            state_dict=tensors,
-            checkpoint_files=None,
-            load_config=replace(  # the names are the model's already; an offloaded model's device says nothing
-                load_config, weight_mapping=[], device_map=_where_they_are(model, tensors) or load_config.device_map
-            ),
-            expected_keys=list(tensors),
-        )
+        return load(**arguments)
     finally:
         if conversions is not None:  # how the base model's own weights are named in its files
             model._weight_conversions = conversions
@@ -148,13 +133,6 @@ def tensors_for(
     return found
 
 
-def _where_they_are(model: nn.Module, names: Iterable[str]) -> dict[str, torch.device] | None:
-    """The devices of an adapter's tensors in a model, by name; ``None`` if one is on none yet."""
-    own = dict(model.named_parameters())
-    devices = {name: own[name].device for name in names}
-    return None if any(device.type == "meta" for device in devices.values()) else devices
-
-
 def read_weights(path: str) -> dict[str, Tensor]:
     """All tensors of a safetensors file.
 
@@ -176,21 +154,19 @@ def read_weights(path: str) -> dict[str, Tensor]:
 
 def awaits_weights(model: nn.Module, adapter_name: str) -> bool:
     """Whether an adapter was added to be loaded and has not been: `FocusLayer` starts such a one as NaN."""
-    layers = [m for m in model.modules() if isinstance(m, FocusLayer) and adapter_name in m.focus_centroids]
-    return all(
-        p.is_meta or not bool(torch.isfinite(p).any()) for p in (m.focus_centroids[adapter_name] for m in layers)
-    )
+    kinds = [layer.focus_centroids for layer in focus_layers(model)]
+    own = [kind[adapter_name] for kind in kinds if adapter_name in kind]
+    return all(tensor.is_meta or not bool(torch.isfinite(tensor).any()) for tensor in own)
 
 
 def take_out(model: Any, adapter_name: str) -> None:
     """Take an adapter out again whose file could not be loaded, so that the model is what it was before."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    for attention in list(base.modules()):
-        router = getattr(attention, ROUTER, None)
-        if isinstance(router, FocusLayer) and adapter_name in router.configs:
+    for router in focus_layers(base):
+        if adapter_name in router.configs:
             router.delete_adapter(adapter_name)
             if not router.configs:
-                remove_router(attention, router)
+                remove_router(router)
     base.peft_config.pop(adapter_name, None)
     if not base.peft_config:
         del base.peft_config
@@ -204,11 +180,5 @@ def _source(config: FocusConfig) -> str:
 
 def _own_names(model: nn.Module, adapter_name: str) -> list[str]:
     """Names in the model's state dict of all tensors of one Focus adapter."""
-    kinds = (*FocusLayer.adapter_layer_names, *FocusLayer.other_param_names)
-    own = {
-        unwrapped(f"{name}.{kind}.{adapter_name}")
-        for name, module in model.named_modules()
-        if isinstance(module, FocusLayer) and adapter_name in module.configs
-        for kind in kinds
-    }
-    return [name for name in model.state_dict() if unwrapped(name) in own]
+    ends = tuple(f".{ROUTER}.{kind}.{adapter_name}" for kind in FocusLayer.kinds)
+    return [name for name in model.state_dict() if unwrapped(name).endswith(ends)]

@@ -14,68 +14,41 @@ from ..attention import PADDING, Pattern, Problem, Scores, WhoAttends
 from ..attention.definition import EVERY
 
 
-@dataclass(frozen=True)
+@dataclass
 class Asked:
-    """What a model asks attention for, cut to the tokens that there are.
-
-    Args:
-        query: ``(B, H, Q, D)``.
-        key: ``(B, H_kv, S, D)``.
-        value: ``(B, H_kv, S, D_v)``.
-        mask: see `read_mask`.
-        scores: how they are made.
-        dropped: older tokens that a sliding cache no longer holds.
-        is_sliding: the mask is that of a sliding window.
+    """What a model asks attention for, cut to the tokens that there are: a static cache returns room after the tokens
+    seen, a sliding one has dropped the oldest.
     """
 
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    mask: Tensor | None
-    scores: Scores
-    dropped: int
-    is_sliding: bool
+    query: Tensor  #: ``(B, H, Q, D)``, of the last ``Q`` of the ``S`` tokens
+    key: Tensor  #: ``(B, H_kv, S, D)``
+    value: Tensor  #: ``(B, H_kv, S, D_v)``
+    mask: Tensor | None  #: ``(B, S)`` with 0 for padding; or ``(B, 1 or H, Q, S)``, bool or additive (`allowed_pairs`)
+    scores: Scores  #: how they are made
+    seen: int  #: tokens so far, the new ones included
+    is_sliding: bool = False  #: the mask is that of a sliding window
 
-    @classmethod
-    def of(
-        cls,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None,
-        scores: Scores,
-        *,
-        seen: int,
-        is_sliding: bool = False,
-    ) -> Asked:
-        """Cut what is unused: a static cache returns room after the tokens seen, a sliding one has dropped the oldest.
-
-        Args:
-            query, key, value: as the model passes them.
-            mask: whatever the model made.
-            scores: how they are made.
-            seen: tokens so far, the new ones included.
-            is_sliding: the mask is that of a sliding window.
-        """
-        held = slice(seen) if key.shape[2] > seen else slice(-key.shape[2], None)
-        if key.shape[2] > seen:
-            key, value = key[:, :, held], value[:, :, held]
-        mask = None if mask is None else mask[..., held]
-        return cls(query, key, value, mask, scores.part(EVERY, held), seen - key.shape[2], is_sliding)
-
-    @property
-    def first_position(self) -> int | None:
-        """Of every row's first token, where it is known without looking that nothing is padding."""
-        return self.dropped if self.mask is None else None
+    def __post_init__(self) -> None:
+        length = self.key.shape[2]
+        held = slice(self.seen) if length > self.seen else slice(-length, None)
+        if length > self.seen:
+            self.key, self.value = self.key[:, :, held], self.value[:, :, held]
+        if self.mask is not None:
+            self.mask = self.mask[..., held]
+        self.scores = self.scores.part(EVERY, held)
+        #: Older tokens that a sliding cache no longer holds.
+        self.dropped = self.seen - self.key.shape[2]
+        #: Position of every row's first token, where it is known without looking that nothing is padding.
+        self.first_position = self.dropped if self.mask is None else None
 
     def query_positions(self) -> Tensor:
-        """Positions of the queries, as `read_mask` has them, without looking at any: int64 ``(B, Q)``."""
+        """Positions of the queries, as `problem` has them, without looking at any: int64 ``(B, Q)``."""
         num_queries, mask = self.query.shape[2], self.mask
         if mask is None or (mask.dim() == 4 and self.is_sliding):
             end = self.key.shape[2] + self.dropped
             return torch.arange(end - num_queries, end, device=self.query.device).expand(self.query.shape[0], -1)
         if mask.dim() == 2:
-            return _positions(mask.bool(), self.dropped)[:, -num_queries:]
+            return self._positions(mask.bool())[:, -num_queries:]
         positions = allowed_pairs(mask)[:, 0].sum(dim=-1) - 1 + self.dropped
         return positions.expand(self.query.shape[0], -1)
 
@@ -89,64 +62,41 @@ class Asked:
             groups, reads, memberships: see `WhoAttends`; one head may stand for all.
         """
         scores, kv_heads = self.scores.plus(added_to_scores(self.mask)), self.key.shape[1]
-        num_keys = self.key.shape[2]
-        positions, documents, extra_mask = read_mask(
-            self.mask, self.query, num_keys, dropped=self.dropped, is_sliding=self.is_sliding
-        )
+        positions, documents, extra_mask = self._read_mask()
         groups, reads = groups.expand(-1, kv_heads, -1), reads.expand(-1, kv_heads, -1, -1, -1)
         pattern = replace(pattern, num_bands=reads.shape[-1])
         who = WhoAttends(pattern, positions, groups, reads, documents, extra_mask, self.first_position, memberships)
         return Problem(self.query, self.key, self.value, who, scores)
 
+    def _read_mask(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """The mask as positions, documents and pairs, see `WhoAttends`: documents where several are packed into a row,
+        pairs where causality, padding and documents do not say it all.
+        """
+        (batch, _, num_queries, _), num_keys, mask = self.query.shape, self.key.shape[2], self.mask
+        if mask is None:
+            index = torch.arange(num_keys, device=self.query.device)
+            return (index + self.dropped if self.dropped else index).expand(batch, num_keys), None, None
+        if mask.dim() == 2:
+            return self._positions(mask.bool()), None, None
+        allowed = allowed_pairs(mask).expand(batch, -1, -1, -1)
+        real = allowed[:, 0, -1]
+        causal = causal_mask(num_queries, num_keys, mask.device)
+        if bool((allowed == (causal & real[:, None, None, :])).all()):
+            return self._positions(real), None, None
+        if num_queries == num_keys and not self.is_sliding:
+            # Packed documents: a token's position is the number of tokens it may look back at, itself excluded.
+            positions = allowed[:, 0].sum(dim=-1) - 1
+            documents = allowed[:, 0].int().argmax(dim=-1)  # the first token it may look back at
+            real = positions != PADDING
+            same = (documents[:, :, None] == documents[:, None, :]) & real[:, :, None] & real[:, None, :]
+            ordered = bool((documents.cummax(dim=-1).values == documents)[real].all())
+            if ordered and bool((allowed == (same & causal)[:, None]).all()):
+                return positions, documents, None
+            return positions, None, allowed
+        return self._positions(allowed[:, 0].any(dim=1)), None, allowed
 
-def read_mask(
-    mask: Tensor | None,
-    query: Tensor,
-    num_keys: int,
-    *,
-    dropped: int = 0,
-    is_sliding: bool = False,
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Turn whatever mask the base model made into positions and documents, plus the mask itself if it says more.
-
-    Args:
-        mask: ``None``; ``(B, S)`` with 0 for padding; or ``(B, 1 or H, Q, S)``, bool or additive (`allowed_pairs`).
-        query: ``(B, H, Q, D)``, of the last ``Q`` of the ``S`` tokens.
-        num_keys: ``S``.
-        dropped: older tokens that a sliding cache no longer holds.
-        is_sliding: the mask is that of a sliding window.
-
-    Returns:
-        Positions ``(B, S)``: a token's rank among the tokens of its document, ``PADDING`` for padding. Documents
-        ``(B, S)`` where several are packed into a row, else ``None``. And ``None`` where causality, padding and
-        documents say it all, else the allowed pairs ``(B, 1 or H, Q, S)``.
-    """
-    batch, num_queries = query.shape[0], query.shape[2]
-    if mask is None:
-        index = torch.arange(num_keys, device=query.device)
-        return (index + dropped if dropped else index).expand(batch, num_keys), None, None
-    if mask.dim() == 2:
-        return _positions(mask.bool(), dropped), None, None
-    allowed = allowed_pairs(mask).expand(batch, -1, -1, -1)
-    real = allowed[:, 0, -1]
-    causal = causal_mask(num_queries, num_keys, query.device)
-    if bool((allowed == (causal & real[:, None, None, :])).all()):
-        return _positions(real, dropped), None, None
-    if num_queries == num_keys and not is_sliding:
-        # Packed documents: a token's position is the number of tokens it may look back at, itself excluded.
-        positions = allowed[:, 0].sum(dim=-1) - 1
-        documents = allowed[:, 0].int().argmax(dim=-1)  # the first token it may look back at
-        real = positions != PADDING
-        same = (documents[:, :, None] == documents[:, None, :]) & real[:, :, None] & real[:, None, :]
-        ordered = bool((documents.cummax(dim=-1).values == documents)[real].all())
-        if ordered and bool((allowed == (same & causal)[:, None]).all()):
-            return positions, documents, None
-        return positions, None, allowed
-    return _positions(allowed[:, 0].any(dim=1), dropped), None, allowed
-
-
-def _positions(real: Tensor, dropped: int) -> Tensor:
-    return torch.where(real, real.cumsum(dim=-1) - 1 + dropped, PADDING)
+    def _positions(self, real: Tensor) -> Tensor:
+        return torch.where(real, real.cumsum(dim=-1) - 1 + self.dropped, PADDING)
 
 
 def allowed_pairs(mask: Tensor) -> Tensor:

@@ -60,10 +60,9 @@ class FocusModel(BaseTuner):
         self._found = copy.copy(peft_config)  # what to match is not saved: it is found anew on every model
         self._found.target_modules = list(targets)
         self._numbers = layer_numbers(model)
-        self._hidden_size = input_width(next(iter(targets.values())))
         layers = sorted(self._numbers[name] for name in targets)
         name = getattr(model, "name_or_path", "") or type(model).__name__
-        facts: dict[str, Any] = {"hidden_size": self._hidden_size, "layers": layers}
+        facts: dict[str, Any] = {"hidden_size": input_width(next(iter(targets.values()))), "layers": layers}
         if peft_config.by_cells:
             facts |= head_shape(list(targets.values()))
         for field, found in facts.items():
@@ -84,11 +83,9 @@ class FocusModel(BaseTuner):
     def _remap_adapter_state_dict_for_load(
         cls, model: Any, config: PeftConfig, adapter_name: str, state_dict: dict[str, Tensor]
     ) -> dict[str, Tensor]:
-        """What PEFT asks for the names under which it writes a file's tensors into a model.
+        """What PEFT asks for the names under which it writes a file's tensors into a model, see `tensors_for`.
 
-        Raises:
-            AdapterFileError: the file may not be loaded, see `tensors_for`; an adapter that was added for it is taken
-                out again.
+        An adapter that was added for a file that may not be loaded is taken out again.
         """
         try:
             return tensors_for(model, adapter_name, state_dict)
@@ -99,26 +96,15 @@ class FocusModel(BaseTuner):
 
     @contextmanager
     def _enable_peft_forward_hooks(self, *args: Any, **kwargs: Any) -> Iterator[None]:
-        """PEFT enters this around every call, with the call's arguments.
-
-        Raises:
-            ValueError: ``adapter_names`` asks for other adapters than the active one.
-        """
+        """PEFT enters this around every call, with the call's arguments."""
         refuse_mixed_batch(kwargs.get("adapter_names"), self.active_adapters)
         yield
 
     def _check_target_module_exists(self, peft_config: PeftConfig, key: str) -> Any:  # type: ignore[override]
         return check_target_module_exists(self._found, key)
 
-    def _create_and_replace(
-        self,
-        peft_config: Any,
-        adapter_name: str,
-        target: nn.Module,
-        target_name: str,
-        parent: nn.Module,
-        current_key: str,
-        parameter_name: str | None = None,
+    def _create_and_replace(  # type: ignore[override]
+        self, peft_config: Any, adapter_name: str, target: nn.Module, *_: Any, current_key: str, **__: Any
     ) -> None:
         router = getattr(target, ROUTER, None)
         if router is None:
@@ -126,22 +112,14 @@ class FocusModel(BaseTuner):
             router = FocusLayer(target, current_key, self._numbers[current_key], rotary)
             router.train(target.training)
             router._active_adapter = adapter_name
-            add_router(target, router)
+            add_router(router)
         router.update_layer(adapter_name, peft_config)
 
-    def _unload_and_optionally_merge(
-        self,
-        merge: bool = True,
-        progressbar: bool = False,
-        safe_merge: bool = False,
-        adapter_names: list[str] | None = None,
-    ) -> Any:
-        for module in list(self.model.modules()):
-            router = getattr(module, ROUTER, None)
-            if isinstance(router, FocusLayer):
-                if merge:
-                    router.merge(safe_merge=safe_merge, adapter_names=adapter_names)
-                remove_router(module, router)
+    def _unload_and_optionally_merge(self, merge: bool = True, *_: Any, **__: Any) -> Any:
+        for router in [module for module in self.model.modules() if isinstance(module, FocusLayer)]:
+            if merge:
+                router.merge()
+            remove_router(router)
         if hasattr(self.model, "peft_config"):
             del self.model.peft_config
         if HUB_TAG in (getattr(self.model, "model_tags", None) or ()):

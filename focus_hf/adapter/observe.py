@@ -24,11 +24,6 @@ class Seen(Problem):
 
     layer: FocusLayer
 
-    @property
-    def scale(self) -> float:
-        """Factor on ``q . k``."""
-        return self.scores.scale
-
 
 @dataclass(frozen=True)
 class HeadView:
@@ -88,7 +83,8 @@ def who_attends(router: Router, memberships: Tensor) -> WhoAttends:
         groups = memberships.int().argmax(dim=-1)[:, None]
         return WhoAttends(router.pattern, positions, groups, router.reads[:, None], first_position=0)
     groups, reads = by_memberships(memberships, length)
-    return WhoAttends(router.pattern, positions, groups, reads, first_position=0, memberships=memberships)
+    pattern = router.routing_config.pattern
+    return WhoAttends(pattern, positions, groups, reads, first_position=0, memberships=memberships)
 
 
 @contextmanager
@@ -116,13 +112,12 @@ def observe_routing(model: nn.Module, observer: Callable[[Any, Tensor, Tensor], 
 
 def tell_routing(call: Call, key: Tensor, routed: Routed) -> None:
     """Tell who observes the routing of a layer whose heads route by themselves."""
-    router, config = call.router, call.config
-    groups, reads, _ = routed
+    router, config, (groups, reads, _) = call.router, call.config, routed
     scores = key_scores(plain_keys(call, key, key.shape[2]), own_heads(call, key.shape[1]))
     members = torch.nn.functional.one_hot(groups.long(), config.num_groups).bool()
+    assert router.observer is not None
     for head in range(key.shape[1]):
         view = HeadView(f"{router.name}.{head}", router.layer_idx, head, config, reads[:, head])
-        assert router.observer is not None
         router.observer(view, scores[:, head], members[:, head])
 
 
@@ -182,9 +177,7 @@ class PairCount:
 
 @contextmanager
 def observe_pairs(model: nn.Module, first_only: bool = False) -> Iterator[PairCount]:
-    """Within the block, count the pairs that routed layers attend to in the mode in force, pair by pair.
-
-    In soft mode they are the pairs of hard memberships.
+    """Within the block, count the pairs that routed layers attend to in the mode in force (soft: by hard memberships).
 
     Args:
         model: with a Focus adapter.
@@ -194,9 +187,5 @@ def observe_pairs(model: nn.Module, first_only: bool = False) -> Iterator[PairCo
         The counts so far.
     """
     counted = PairCount()
-
-    def count(seen: Seen) -> None:
-        counted.add(seen.who.sequence(0) if first_only else seen.who)
-
-    with observe_attention(model, count):
+    with observe_attention(model, lambda seen: counted.add(seen.who.sequence(0) if first_only else seen.who)):
         yield counted

@@ -46,12 +46,7 @@ def check_placement(device: str = "cpu", device_map: str | None = None, dtype: s
 def load_base(
     name: str, *, device: str = "cpu", device_map: str | None = None, dtype: str = "auto", **kwargs: Any
 ) -> Any:
-    """Load a causal language model to where it should be.
-
-    Args:
-        name: folder or Hub id.
-        device, device_map, dtype: see `check_placement`.
-        kwargs: of ``from_pretrained``.
+    """Load a causal language model, from a folder or by its Hub id, to where it should be; see `check_placement`.
 
     Raises:
         ValueError, ModuleNotFoundError: see `check_placement`.
@@ -60,7 +55,5 @@ def load_base(
     from transformers import AutoModelForCausalLM
 
     check_placement(device, device_map, dtype)
-    if device_map is not None:
-        return AutoModelForCausalLM.from_pretrained(name, device_map=device_map, dtype=dtype, **kwargs)
-    model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, **kwargs)
-    return model if device == "cpu" else model.to(device)  # type: ignore[arg-type]
+    model = AutoModelForCausalLM.from_pretrained(name, device_map=device_map, dtype=dtype, **kwargs)
+    return model if device_map is not None or device == "cpu" else model.to(device)  # type: ignore[arg-type]

@@ -38,33 +38,19 @@ def cache_layer(cache: Cache, layer_idx: int) -> Any:
 
 @dataclass
 class Memory:
-    """What is known of the keys of a cache layer.
+    """What is known of the keys of a cache layer."""
 
-    Args:
-        tensors: what the groups were made by, see `FocusLayer.made_by`.
-        length: tokens that the layer has seen.
-        groups: of their keys, tokens in the last dimension but those of `Call.groups`; ``None`` where nobody asked.
-        marks: the tensors (and numbers) of the layer after our last call.
-        keys: the keys then, where the layer holds them as they are.
-        complete: the groups of every token are known.
-    """
-
-    tensors: object
-    length: int
-    groups: Tensor | None
-    marks: dict[str, tuple[Any, int]]
-    keys: Tensor | None
-    complete: bool = True
+    tensors: object  #: what the groups were made by, see `FocusLayer.made_by`
+    length: int  #: tokens that the layer has seen
+    groups: Tensor | None  #: see `Call.groups`; ``None`` where nobody asked
+    marks: dict[str, tuple[Any, int]]  #: the tensors (and numbers) of the layer after our last call
+    keys: Tensor | None  #: the keys then, where the layer holds them as they are
+    complete: bool = True  #: the groups of every token are known
 
 
 def recall(layer: Any, adapter: str, tensors: object) -> tuple[Memory | None, bool]:
-    """What is known of a layer's keys under an adapter, and whether the layer is as it was left then.
-
-    Args:
-        layer: of a cache.
-        adapter: its name.
-        tensors: what groups are made by, see `FocusLayer.made_by`.
-    """
+    """What is known of the keys of a cache's layer under an adapter (``tensors``: what groups are now made by, see
+    `FocusLayer.made_by`), and whether the layer is as it was left then."""
     memory: Memory | None = getattr(layer, _NAME, {}).get(adapter)
     if memory is None or torch.compiler.is_compiling():  # a graph is traced for a cache that only it goes on with
         return memory, memory is not None
@@ -83,11 +69,6 @@ def remember(layer: Any, adapter: str, tensors: object, groups: Tensor | None, l
     setattr(layer, _NAME, memories)
 
 
-def tokens_seen(layer: Any) -> int:
-    """Tokens that went through this cache layer so far, whether or not it still holds them all."""
-    return int(layer.get_seq_length())
-
-
 def _marks(layer: Any) -> dict[str, tuple[Any, int]]:
     """What changes when somebody changes a layer: its tensors by identity and version, and its numbers."""
     return {
@@ -97,16 +78,14 @@ def _marks(layer: Any) -> dict[str, tuple[Any, int]]:
     }
 
 
+@dataclass(eq=False, repr=False)
 class _Same:
     """Equal if it is of the same object."""
 
-    def __init__(self, value: Any) -> None:
-        self.value = value
+    value: Any
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Same) and self.value is other.value
-
-    __hash__ = None  # type: ignore[assignment]
 
 
 def version(value: Any) -> int:
@@ -120,15 +99,8 @@ def state_of(tensors: Iterable[Tensor]) -> tuple[tuple[int, int], ...]:
 
 
 def same_keys(old: Tensor, new: Tensor) -> Tensor:
-    """Where each key was before.
-
-    Args:
-        old: ``(B, H_kv, S, D)``.
-        new: ``(B', H_kv, S', D)``.
-
-    Returns:
-        int64 ``(B', S')``, indices into the ``B * S`` old tokens; -1 for a key that was not among them.
-    """
+    """Where keys ``(B', H_kv, S', D)`` were among old ones ``(B, H_kv, S, D)``: int64 ``(B', S')``, indices into the
+    ``B * S`` old tokens; -1 for a key that was not among them."""
     if old.shape[1::2] != new.shape[1::2] or not old.shape[0] * old.shape[2]:
         return torch.full((new.shape[0], new.shape[2]), -1, device=new.device)
     known, order = hashes(old.to(new)).flatten().sort(stable=True)  # a cache may have been cast, too

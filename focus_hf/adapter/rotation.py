@@ -24,21 +24,20 @@ _FUNCTIONS = ("apply_rotary_pos_emb", "apply_rotary_pos_emb_interleave")
 
 
 def turned_back(attention: nn.Module, keys: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Keys as they were before positions were applied to them.
+    """Keys ``(B, H_kv, S, D)`` before positions were applied to them, float32 or float64; themselves where that cannot
+    be asked.
 
     Args:
         attention: the module whose keys they are.
-        keys: ``(B, H_kv, S, D)``.
         cos, sin: of their positions, ``(B or 1, S, n)``, as the module is passed them.
-
-    Returns:
-        float32 or float64 ``(B, H_kv, S, D)``; the keys themselves where no function can be asked.
     """
     turn, keys = _function(type(attention).forward), at_least_float32(keys)
     if turn is None or cos.dim() != 3 or cos.shape[-1] > keys.shape[-1]:
         return keys
     cos, sin = _reversed(cos, sin)
-    width = _turned(attention, keys, cos)
+    width = keys.shape[-1]
+    if hasattr(attention, "rotary_ndims"):  # partial rotary positions: the first numbers of a head
+        width = cos.shape[-1]
     own = keys[..., :width]
     back = turn(own[:, :0], own, cos, sin)[1]
     return back if width == keys.shape[-1] else torch.cat([back, keys[..., width:]], dim=-1)
@@ -62,11 +61,6 @@ def _reversed(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     return found
 
 
-def _turned(attention: nn.Module, keys: Tensor, cos: Tensor) -> int:
-    """How many numbers of a head have positions applied (partial rotary positions: the first ones)."""
-    return cos.shape[-1] if cos.shape[-1] < keys.shape[-1] and hasattr(attention, "rotary_ndims") else keys.shape[-1]
-
-
 @functools.lru_cache(maxsize=64)
 def _function(forward: Callable[..., Any]) -> Callable[..., Any] | None:
     """The function by which attention modules with this forward turn queries and keys."""
@@ -80,31 +74,25 @@ def _function(forward: Callable[..., Any]) -> Callable[..., Any] | None:
 
 def find_rotary(model: nn.Module, attention: nn.Module) -> nn.Module | None:
     """The module of a model that makes the angles which an attention module is passed."""
-    candidates = [module for module in model.modules() if type(module).__name__.endswith("RotaryEmbedding")]
-    own = [module for module in attention.modules() if type(module).__name__.endswith("RotaryEmbedding")]
-    found = own or candidates
-    return found[0] if found else None
+    both = (*attention.modules(), *model.modules())
+    return next((module for module in both if type(module).__name__.endswith("RotaryEmbedding")), None)
 
 
 def angles(
-    rotary: nn.Module, attention: Any, positions: Tensor, passed: tuple[Tensor, Tensor]
+    rotary: nn.Module | None, attention: nn.Module, positions: Tensor, passed: tuple[Tensor, Tensor]
 ) -> tuple[Tensor, Tensor] | None:
-    """Cosines and sines of positions, as the model makes them.
+    """Cosines and sines ``(B, S, n)`` of positions, as the model makes them; ``None`` where it makes them otherwise.
 
     Args:
         rotary: from `find_rotary`.
         attention: the module that is called.
-        positions: ``(B, S)``, of which the last are those of the new tokens.
-        passed: cosines and sines of the new tokens, which these must agree with.
-
-    Returns:
-        ``(B, S, n)`` each, or ``None`` where this is not how the model makes them.
+        positions: ``(B, S)``.
+        passed: cosines and sines that it was passed, for the new tokens.
     """
-    like = passed[0]
+    if rotary is None:
+        return None
     layer_type = getattr(attention, "layer_type", None)
     takes_type = "layer_type" in inspect.signature(rotary.forward).parameters
-    found = rotary(like, positions, layer_type) if takes_type else rotary(like, positions)
-    if not isinstance(found, tuple | list) or len(found) != 2 or found[0].dim() != 3:
-        return None
-    cos, sin = found
-    return (cos, sin) if cos.shape[-1] == like.shape[-1] else None
+    found = rotary(passed[0], positions, layer_type) if takes_type else rotary(passed[0], positions)
+    fits = isinstance(found, tuple | list) and len(found) == 2 and found[0].dim() == 3
+    return (found[0], found[1]) if fits and found[0].shape[-1] == passed[0].shape[-1] else None

@@ -1,7 +1,4 @@
-"""Routers: from what a layer has (hidden states, queries, keys) to the group of each key and what each query reads.
-
-Another source of routing is one function here, its test and its fit.
-"""
+"""Routers: from what a layer has (hidden states, queries, keys) to the group of each key and what each query reads."""
 
 from __future__ import annotations
 
@@ -43,14 +40,8 @@ def no_groups(key: Tensor, num_queries: int) -> Routed:
 # -- one routing for all heads, made of hidden states (the paper's)
 
 
-@torch.no_grad()
 def choose_groups(call: Call, scores: Tensor, balance: Tensor) -> None:
-    """Rank the groups of the new tokens, for a routing that all heads share, and tell who observes it.
-
-    Args:
-        call: that is made.
-        scores, balance: see `FocusLayer.forward`.
-    """
+    """Rank the groups of the new tokens by what `FocusLayer.forward` says, and tell who observes it."""
     scores, router = scores.detach(), call.router
     call.ranking = rank_groups(scores, balance)
     if router.observer is not None:
@@ -64,12 +55,8 @@ def shared(call: Call, key: Tensor) -> Routed:
 
 
 def rank_all(call: Call, key: Tensor) -> Tensor:
-    """Groups of all tokens, the best first, int16 ``(B, seen + T, K)``: what there is to remember of a call.
-
-    Args:
-        call: that is made.
-        key: of all tokens, ``(B, H_kv, S, D)``.
-    """
+    """Groups of all tokens, the best first, int16 ``(B, seen + T, K)``: what there is to remember of a call whose keys
+    are these, ``(B, H_kv, S, D)``."""
     assert call.ranking is not None
     call.groups = torch.cat([_earlier_ranking(call, call.ranking, key), call.ranking], dim=1)
     call.complete = not call.seen or (call.untouched and call.memory is not None and call.memory.complete)
@@ -88,12 +75,10 @@ def by_ranking(ranking: Tensor, config: FocusSettings, num_queries: int, *, comp
     """
     members = torch.zeros(ranking.shape, dtype=torch.bool, device=ranking.device)
     members.scatter_(-1, ranking[..., : config.top_k].long().clamp(min=0), True)
-    numbers, own = sets.set_numbers(members, config.top_k), members[:, ranking.shape[1] - num_queries :]
-    if config.top_k == 1:
-        reads = own
-    else:
-        meeting = sets.meeting(config.num_groups, config.top_k, ranking.device)
-        reads = meeting[numbers[:, ranking.shape[1] - num_queries :]]
+    numbers, first = sets.set_numbers(members, config.top_k), ranking.shape[1] - num_queries
+    reads = members[:, first:]
+    if config.top_k > 1:
+        reads = sets.meeting(config.num_groups, config.top_k, ranking.device)[numbers[:, first:]]
     if not complete:
         unknown = ranking[..., 0] < 0
         numbers = torch.where(unknown, reads.shape[-1], numbers)
@@ -117,7 +102,6 @@ def _earlier_ranking(call: Call, new_ranking: Tensor, key: Tensor) -> Tensor:
     return torch.where(place[..., None] < 0, ranking, known)
 
 
-@torch.no_grad()
 def rank_groups(scores: Tensor, balance: Tensor) -> Tensor:
     """The groups of each token, the best first: int16 ``(B, T, K)`` from scores ``(B, T, K)`` and balance ``(K,)``."""
     return (scores + balance).sort(dim=-1, descending=True, stable=True).indices.to(torch.int16)
@@ -170,31 +154,20 @@ def plain_keys(call: Call, key: Tensor, count: int, positions: Tensor | None = N
         count: how many.
         positions: of all keys, ``(B, S)``; by default they stand next to each other, the new tokens last.
     """
-    own, turn = key[:, :, key.shape[2] - count :], call.rotary
+    own, turn, attention = key[:, :, key.shape[2] - count :], call.rotary, call.router.get_base_layer()
     if turn is None:
         return own
-    if positions is not None or count > turn[0].shape[1]:
-        turn = _angles_of_all(call, key, turn, positions)
+    new, given = turn[0].shape[1], call.position_ids
+    if positions is not None or count > new:
+        if positions is None:
+            first = call.seen if given is None or given.dim() != 2 else given[:, :1]
+            positions = torch.arange(key.shape[2], device=key.device)[None] + (first - (key.shape[2] - new))
+        turn = angles(call.router.rotary, attention, positions.clamp(min=0), turn)
+        if turn is None:
+            raise ValueError(
+                f"{call.router.name}: the cache was changed, and it is not known how this model makes the angles of "
+                "its positions. Start from an empty cache."
+            )
     if count < turn[0].shape[1]:
         turn = turn[0][:, -count:], turn[1][:, -count:]
-    return turned_back(call.router.get_base_layer(), own, *turn)
-
-
-def _angles_of_all(
-    call: Call, key: Tensor, new: tuple[Tensor, Tensor], positions: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    count, rotary = new[0].shape[1], call.router.rotary
-    if positions is None:
-        places = torch.arange(key.shape[2], device=key.device)[None]
-        if call.position_ids is not None and call.position_ids.dim() == 2:
-            first = call.position_ids[:, :1]
-        else:
-            first = places[:, -count:][:, :1] * 0 + call.seen
-        positions = (first - (key.shape[2] - count) + places).clamp(min=0)
-    found = None if rotary is None else angles(rotary, call.router.get_base_layer(), positions, new)
-    if found is None:
-        raise ValueError(
-            f"{call.router.name}: the cache was changed, and it is not known how this model makes the angles of its "
-            "positions. Start from an empty cache."
-        )
-    return found
+    return turned_back(attention, own, *turn)

@@ -57,10 +57,13 @@ def save_adapter(
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     if saved.base_model_name_or_path is None:
         saved.base_model_name_or_path = getattr(base, "name_or_path", None) or None
+    mapping = None
+    if saved.task_type is None:  # else that says by which class `AutoPeftModel` makes the base model
+        mapping = {"base_model_class": type(base).__name__, "parent_library": type(base).__module__}
     target = Path(folder)
     write_atomically(target / WEIGHTS_FILE, save(state, metadata={"format": "pt"}))
     with tempfile.TemporaryDirectory() as scratch:
-        saved.save_pretrained(scratch, auto_mapping_dict=_auto_mapping(saved, base))  # the file as PEFT writes it
+        saved.save_pretrained(scratch, auto_mapping_dict=mapping)  # the file as PEFT writes it
         write_atomically(target / CONFIG_FILE, numbers_on_one_line((Path(scratch) / CONFIG_FILE).read_text()).encode())
     return target
 
@@ -70,13 +73,6 @@ def numbers_on_one_line(text: str) -> str:
     for items in (r"[-+.\deE,\s]+", r"(?:\[[-+.\deE, ]+\][,\s]*)+"):
         text = re.sub(rf"\[\s+({items}?)\s+\]", lambda found: f"[{' '.join(found[1].split())}]", text)
     return text
-
-
-def _auto_mapping(config: FocusConfig, base: Any) -> dict[str, str] | None:
-    """By which class `AutoPeftModel` makes the base model, where no task type says it."""
-    if config.task_type is not None:
-        return None
-    return {"base_model_class": type(base).__name__, "parent_library": type(base).__module__}
 
 
 def _choose_adapter(model: Any, adapter_name: str | None) -> tuple[str, FocusConfig]:

@@ -1,4 +1,4 @@
-"""Which attention modules an adapter routes."""
+"""Which attention modules an adapter routes, and how modules and tensors are called."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from torch import nn
 from ..escape import shown
 from .config import FocusConfig
 from .discovery import IS_SLIDING, NOT_CAUSAL, find_attention, layer_numbers, why_not
-from .names import base_prefix, plain_name
 
 #: Seconds that matching a pattern against all names of a model may take.
 _PATTERN_SECONDS = 1.0
@@ -22,7 +21,7 @@ def find_targets(model: nn.Module, config: FocusConfig) -> dict[str, Any]:
     """The attention modules that an adapter routes, by name.
 
     Raises:
-        ValueError: there are none; the message says what was found instead.
+        ValueError: there are none; it says what was found instead.
     """
     attention = dict(find_attention(model))
     reasons = {name: why_not(name, module, config.include_sliding_layers) for name, module in attention.items()}
@@ -75,12 +74,8 @@ def _refuse_same_numbers(chosen: Iterable[str], numbers: Mapping[str, int], kind
 
 
 def matches(field: str, wanted: str | Iterable[str], names: Iterable[str]) -> list[str]:
-    """Which names a choice of modules means, as PEFT understands it: whole names or their ends, or one pattern.
-
-    Args:
-        field: ``target_modules`` or ``exclude_modules``.
-        wanted: what stands there, in a configuration that has been checked.
-        names: of modules.
+    """Which names of modules a field of a configuration means (``target_modules`` or ``exclude_modules``, checked), as
+    PEFT understands it: whole names or their ends, or one pattern.
 
     Raises:
         ValueError: the pattern is not one, or matching it takes longer than a second in all.
@@ -116,3 +111,20 @@ def _chosen(config: FocusConfig, names: list[str]) -> list[str]:
     chosen = names if config.target_modules is None else matches("target_modules", config.target_modules, names)
     excluded = matches("exclude_modules", config.exclude_modules, names) if config.exclude_modules else []
     return [name for name in chosen if name not in excluded]
+
+
+def base_prefix(model: Any) -> str:
+    """What stands before the names in a model that has a head, and not in the same model without one."""
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    prefix = getattr(base, "base_model_prefix", "")
+    return f"{prefix}." if prefix else ""
+
+
+def plain_name(name: str, prefix: str) -> str:
+    """A name without what differs between models of one kind: wrappers, PEFT's prefix, the `base_prefix`."""
+    return unwrapped(name).removeprefix("base_model.model.").removeprefix(prefix)
+
+
+def unwrapped(name: str) -> str:
+    """A name without what wrappers of a model add."""
+    return regex.sub(r"_(orig_mod|fsdp_wrapped_module|checkpoint_wrapped_module)\.", "", name)

@@ -12,19 +12,22 @@ from .layer import FocusLayer
 
 
 def is_soft(router: FocusLayer, adapter_name: str, *, cached_tokens: int) -> bool:
-    """Whether a call goes through the gates of training.
+    """Whether a call that continues so many cached tokens goes through the gates of training.
 
-    Args:
-        router: of the layer.
-        adapter_name: whose centroids.
-        cached_tokens: that the call continues.
+    With ``mode=None`` one does that gives gradients to centroids: in training, and in eval mode where that changes no
+    value, with the hard gate. One that continues a cache cannot, and is an error in training only.
 
     Raises:
         ValueError: soft, and the call continues a cache or the adapter routes by cells.
     """
-    if router.mode != "soft" and (router.mode is not None or not _learns(router, adapter_name, not cached_tokens)):
+    config = router.configs[adapter_name]
+    if router.mode is None:
+        learns = torch.is_grad_enabled() and not config.by_cells and router.focus_centroids[adapter_name].requires_grad
+        if not learns or not (router.training or (not cached_tokens and config.gate == HARD_GATE)):
+            return False
+    elif router.mode != "soft":
         return False
-    if router.configs[adapter_name].by_cells:
+    if config.by_cells:
         raise ValueError(
             "An adapter that routes by cells is fitted (focus-hf fit), not trained by gradient, and has no soft mode. "
             'Route it with focus_hf.set_routing(model, mode="hard").'
@@ -37,29 +40,15 @@ def is_soft(router: FocusLayer, adapter_name: str, *, cached_tokens: int) -> boo
     return True
 
 
-def _learns(router: FocusLayer, adapter_name: str, starts: bool) -> bool:
-    """Whether a call gives gradients to centroids: in training, and in eval mode where that changes no value, with the
-    hard gate. One that continues a cache (does not start its sequences) cannot, and is an error in training only.
-    """
-    config = router.configs[adapter_name]
-    if not torch.is_grad_enabled() or config.by_cells or not router.focus_centroids[adapter_name].requires_grad:
-        return False
-    return router.training or (starts and config.gate == HARD_GATE)
-
-
 def assignments_of(call: Call, scores: Tensor, balance: Tensor, valid: Tensor | None) -> Tensor:
-    """Sinkhorn's assignments of whole sequences, or hard ones with their gradient.
+    """Sinkhorn's assignments of whole sequences, or hard ones with their gradient: ``(B, T, K)``.
 
     In training, their backward pass moves the balance potentials.
 
     Args:
         call: that is made.
-        scores: float32 ``(B, T, K)``.
-        balance: float32 ``(K,)``, the potentials so far.
-        valid: bool ``(B, T)``, ``False`` for padding; ``None`` if there is none.
-
-    Returns:
-        ``(B, T, K)``.
+        scores, balance: see `FocusLayer.forward`.
+        valid: see `valid_tokens`.
     """
     router, config = call.router, call.config
     factor = routing.sharpening(scores, config.training_sharpness, valid)

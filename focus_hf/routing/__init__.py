@@ -2,11 +2,13 @@
 
 Pure torch. `shared` is the paper's: one routing for all heads of a layer, made of hidden states. `cells` routes each
 key/value head by itself, made of its keys and queries.
+
+Shapes: ``B`` sequences, ``T`` tokens, ``K`` groups, ``d`` hidden size, ``d_g`` group dimension. ``valid``, where it is
+asked for, is bool ``(B, T)``, ``False`` for padding, which takes no part; ``None`` if there is none.
 """
 
 from .shared import (
     BALANCE_RATE,
-    NO_MASS,
     balance_step,
     balanced_assignments,
     balanced_scores,
@@ -18,12 +20,10 @@ from .shared import (
     sharpening,
     sinkhorn,
     straight_through,
-    without_autocast,
 )
 
 __all__ = [
     "BALANCE_RATE",
-    "NO_MASS",
     "balance_step",
     "balanced_assignments",
     "balanced_scores",
@@ -35,5 +35,4 @@ __all__ = [
     "sharpening",
     "sinkhorn",
     "straight_through",
-    "without_autocast",
 ]

@@ -83,18 +83,15 @@ class CellRouter:
 
     def of_heads(self, heads: slice) -> CellRouter:
         """The tensors of some of the key/value heads."""
-        return CellRouter(**{name: tensor[heads] for name, tensor in self.tensors().items()})
+        return CellRouter(*(tensor[heads] for tensor in self.tensors().values()))
 
 
 def key_scores(keys: Tensor, router: CellRouter) -> Tensor:
-    """How near each key is to each group: ``(A k) . C_c + b_c``.
+    """How near each key is to each group: ``(A k) . C_c + b_c``, float32 or float64 ``(B, H_kv, S, K)``.
 
     Args:
         keys: before rotary positions, ``(B, H_kv, S, D)``.
         router: of the layer.
-
-    Returns:
-        float32 or float64 ``(B, H_kv, S, K)``.
     """
     with without_autocast(keys.device.type):
         x = at_least_float32(keys).transpose(0, 1).flatten(1, 2)
@@ -130,15 +127,12 @@ def cell_log_shares(queries: Tensor, router: CellRouter) -> tuple[Tensor, Tensor
 
 
 def positions_in_bands(positions: Tensor, local_window: int, num_bands: int) -> Tensor:
-    """How many positions each band of distance has before a query.
+    """How many positions each band of distance has before a query: int64 ``(B, Q, bands)``.
 
     Args:
         positions: of queries, integers ``(B, Q)``.
         local_window: ``w``; 0 counts as 1.
         num_bands: the last one is open.
-
-    Returns:
-        int64 ``(B, Q, bands)``.
     """
     starts, lengths = _bands(max(local_window, 1), num_bands, positions.device)
     return torch.minimum((positions.long()[..., None] - starts).clamp(min=0), lengths)
@@ -164,10 +158,8 @@ def cell_limits(positions: Tensor, threshold: Tensor | float, local_window: int,
     """What the log-share of a cell is compared with: ``log(positions of its band before i) + threshold``.
 
     Args:
-        positions: of queries, integers ``(B, Q)``.
+        positions, local_window, num_bands: see `positions_in_bands`.
         threshold: the dial, one for all or float ``(B, Q)``; lower reads more.
-        local_window: ``w``.
-        num_bands: the last one is open.
 
     Returns:
         float32 ``(B, Q, bands)``.
@@ -178,11 +170,10 @@ def cell_limits(positions: Tensor, threshold: Tensor | float, local_window: int,
 
 
 def cell_reads(queries: Tensor, router: CellRouter, limits: Tensor) -> Tensor:
-    """The cells that queries read: those whose log-share is above its limit, by the head's offset.
+    """The cells that queries read: those whose log-share is above its limit by the head's offset.
 
     Args:
-        queries: after rotary positions, ``(B, H, Q, D)``.
-        router: of the layer.
+        queries, router: see `cell_log_shares`.
         limits: `cell_limits` of them, ``(B or 1, Q, bands)``.
 
     Returns:

@@ -1,10 +1,7 @@
-"""Routing: which groups a token belongs to.
+"""The paper's routing (arXiv 2604.03260): which groups a token belongs to.
 
-Pure torch. Scores come from a hidden state and a layer's centroids; everything else here turns scores into
-soft assignments (training) or hard memberships (inference), and keeps the groups balanced.
-
-Shapes used throughout: ``B`` sequences, ``T`` tokens, ``K`` groups, ``d`` hidden size, ``d_g`` group
-dimension. "Paper" is arXiv 2604.03260.
+Scores come from a hidden state and a layer's centroids; everything else here turns scores into soft assignments
+(training) or hard memberships (inference), and keeps the groups balanced.
 """
 
 from __future__ import annotations
@@ -19,7 +16,7 @@ from torch.nn import functional as F
 BALANCE_RATE = 0.2
 
 #: Log of next to nothing; ``-inf`` would give NaN gradients.
-NO_MASS = -1e4
+_NO_MASS = -1e4
 
 
 def without_autocast(device: str) -> AbstractContextManager:
@@ -33,10 +30,8 @@ def at_least_float32(numbers: Tensor) -> Tensor:
 
 
 def group_scores(hidden_states: Tensor, projection: Tensor, centroids: Tensor, temperature: float) -> Tensor:
-    """Score every token against every centroid: ``z = (W_g h) . C / tau`` (paper, section 3).
-
-    Computed in float32 whatever the model's dtype: a score decides which pairs of tokens exist at all, so it
-    should not be rounded to eight bits.
+    """Score every token against every centroid: ``z = (W_g h) . C / tau`` (paper, section 3), in float32 whatever the
+    model's dtype, see `at_least_float32`.
 
     Args:
         hidden_states: ``(B, T, d)``, what enters the attention module.
@@ -55,15 +50,9 @@ def group_scores(hidden_states: Tensor, projection: Tensor, centroids: Tensor, t
 def balanced_scores(
     hidden_states: Tensor, projection: Tensor, centroids: Tensor, temperature: float, balance: Tensor
 ) -> Tensor:
-    """`group_scores` with the balance added, in as few operations as it takes: what decides over a token's groups.
+    """`group_scores` of hidden states ``(N, d)`` with the balance ``(K,)`` added: float32 ``(N, K)``.
 
-    Args:
-        hidden_states: ``(N, d)``.
-        projection, centroids, temperature: as in `group_scores`.
-        balance: ``b``, ``(K,)``.
-
-    Returns:
-        float32 ``(N, K)``.
+    In as few operations as it takes: what decides over a token's groups.
     """
     with without_autocast(hidden_states.device.type):
         projected = F.linear(hidden_states.float(), projection.float())
@@ -79,8 +68,8 @@ def sinkhorn(scores: Tensor, iterations: int, valid: Tensor | None = None) -> tu
 
     Args:
         scores: ``(B, T, K)``, or ``(N, K)`` for one sequence.
-        iterations: number of rounds, at least 1.
-        valid: bool, ``scores.shape[:-1]``; tokens that are ``False`` (padding) carry no mass.
+        iterations: rounds, at least 1.
+        valid: bool, ``scores.shape[:-1]``.
 
     Returns:
         Assignments with the shape of ``scores`` (rows of invalid tokens are distributions too, but did not take
@@ -95,7 +84,7 @@ def sinkhorn(scores: Tensor, iterations: int, valid: Tensor | None = None) -> tu
     for _ in range(iterations):
         log_assignments = F.log_softmax(scores + potentials, dim=-1)
         if padding is not None:
-            log_assignments = log_assignments.masked_fill(padding, NO_MASS)
+            log_assignments = log_assignments.masked_fill(padding, _NO_MASS)
         potentials = potentials + mass_per_group - torch.logsumexp(log_assignments, dim=-2, keepdim=True)
     potentials = potentials - potentials.mean(dim=-1, keepdim=True)
     return torch.softmax(scores + potentials, dim=-1), potentials.squeeze(-2)
@@ -109,7 +98,6 @@ def score_spread(scores: Tensor, valid: Tensor | None = None) -> Tensor:
 
     Args:
         scores: ``(B, T, K)``.
-        valid: bool ``(B, T)``; ``False`` for padding.
 
     Returns:
         ``(B, 1, 1)``, positive, without gradient.
@@ -129,7 +117,6 @@ def sharpening(scores: Tensor, sharpness: float | None, valid: Tensor | None = N
     Args:
         scores: ``(B, T, K)``.
         sharpness: the `score_spread` to reach; ``None`` for whatever it is.
-        valid: bool ``(B, T)``; ``False`` for padding.
 
     Returns:
         ``(B, 1, 1)``, without gradient.
@@ -137,12 +124,6 @@ def sharpening(scores: Tensor, sharpness: float | None, valid: Tensor | None = N
     if sharpness is None:
         return torch.ones_like(scores[:, :1, :1])
     return sharpness / score_spread(scores, valid)
-
-
-def _token_weights(scores: Tensor, valid: Tensor | None) -> Tensor:
-    """``(B, T, 1)``: an equal share for each token that counts; they sum to 1."""
-    weights = torch.ones_like(scores[..., :1]) if valid is None else valid[..., None].to(scores.dtype)
-    return weights / weights.sum(dim=-2, keepdim=True).clamp(min=1)
 
 
 def _median(values: Tensor, valid: Tensor | None) -> Tensor:
@@ -169,7 +150,6 @@ def balanced_assignments(
         balance: the layer's potentials ``b``, ``(K,)`` or ``(B, 1, K)``; all zero means that there are none yet, and
             Sinkhorn's own are taken.
         iterations: rounds of Sinkhorn.
-        valid: bool ``(B, T)``; ``False`` for padding.
 
     Returns:
         Assignments ``(B, T, K)``, and Sinkhorn's potentials ``(B, 1, K)`` without gradient.
@@ -193,20 +173,27 @@ def balance_step(
         scores: ``(B, T, K)``.
         balance: the potentials now, ``(K,)``.
         top_k: groups per token.
-        valid: bool ``(B, T)``; ``False`` for padding.
         rate: factor on the step.
 
     Returns:
         ``(K,)``, mean zero, without gradient.
     """
-    scores, weights = scores.detach(), _token_weights(scores, valid)
+    scores = scores.detach()
     if top_k == scores.shape[-1]:
         return torch.zeros_like(scores[0, 0])
-    last, next_one = (scores + balance).topk(top_k + 1, dim=-1).values[..., -2:].split(1, dim=-1)
+    weights = torch.ones_like(scores[..., :1]) if valid is None else valid[..., None].to(scores.dtype)
+    weights = weights / weights.sum(dim=-2, keepdim=True).clamp(min=1)  # tokens that count share alike
+    last, next_one = _at_the_edge(scores + balance, top_k)
     margins = last - next_one  # how far each token is from another group
     shares = (hard_memberships(scores, balance, top_k).float() * weights).sum(dim=-2) / top_k
     step = (_median(margins, valid)[:, 0] * (1 - shares.shape[-1] * shares)).mean(dim=0)
     return rate * (step - step.mean())
+
+
+def _at_the_edge(scores: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+    """The score of the last group that each token is in, and of the best that it is not in: ``(..., 1)`` each."""
+    last, next_one = scores.topk(top_k + 1, dim=-1).values[..., -2:].split(1, dim=-1)
+    return last, next_one
 
 
 def hard_memberships(scores: Tensor, balance: Tensor, top_k: int) -> Tensor:
@@ -286,7 +273,7 @@ def _shortfall(scores: Tensor, balance: Tensor, top_k: int) -> Tensor:
     ``(N, K)`` scores to ``(K,)``; a group's share is ``top_k / K`` of all tokens.
     """
     scores = scores + balance
-    last, next_one = scores.topk(top_k + 1, dim=-1).values[..., -2:].split(1, dim=-1)
+    last, next_one = _at_the_edge(scores, top_k)
     lead = scores - torch.where(scores >= last, next_one, last)  # above what keeps a token out of this group, or would
     outside = round(len(scores) * (1 - top_k / scores.shape[-1]))
     return -lead.sort(dim=0).values[max(outside - 1, 0)]

@@ -47,12 +47,12 @@ def padding_mask(side: str, batch: int, length: int) -> torch.Tensor:
 @routings
 @pytest.mark.parametrize("length", [1, 2, WINDOW + 1])
 def test_short_contexts_are_bit_identical_to_the_base_model(family, routing, length, monkeypatch):
-    from focus_hf.adapter import attend
+    from focus_hf.adapter import interface
 
     def must_not_be_called(*args, **kwargs):
         raise AssertionError("a short context left the base model's own attention")
 
-    monkeypatch.setattr(attend, "focus_attention", must_not_be_called)
+    monkeypatch.setattr(interface, "focus_attention", must_not_be_called)
     ids = token_ids(length=length)
     model = focus_model(family, **ROUTINGS[routing])
     assert torch.equal(logits(model, ids), logits(base_model(family), ids))
@@ -63,7 +63,7 @@ def test_short_contexts_are_bit_identical_to_the_base_model(family, routing, len
 @families
 @routings
 def test_dense_below_leaves_short_contexts_and_first_positions_to_dense_attention(family, routing, monkeypatch):
-    from focus_hf.adapter import attend
+    from focus_hf.adapter import interface
 
     ids, below = token_ids(), 30
     model = focus_model(family, dense_below=below, **ROUTINGS[routing])
@@ -74,7 +74,7 @@ def test_dense_below_leaves_short_contexts_and_first_positions_to_dense_attentio
     torch.testing.assert_close(result[:, :below], dense[:, :below], rtol=1e-4, atol=1e-4)
     assert (result[:, below + 1 :] - dense[:, below + 1 :]).abs().max() > 1e-4
     monkeypatch.setattr(
-        attend, "focus_attention", lambda *args, **kwargs: pytest.fail("not the base model's attention")
+        interface, "focus_attention", lambda *args, **kwargs: pytest.fail("not the base model's attention")
     )
     logits(model, ids[:, :below], use_cache=True)
 
@@ -132,10 +132,10 @@ def test_all_paths_agree(family, changes, side):
 @routings
 def test_an_attention_layer_equals_the_float64_reference(family, routing, monkeypatch):
     """What the registered attention function returned, against the definition on the same q, k, v."""
-    from focus_hf.adapter import attend
+    from focus_hf.adapter import interface
 
     calls = []
-    original = attend.focus_attention
+    original = interface.focus_attention
 
     def spy(problem, **options):
         output = original(problem, **options)
@@ -147,7 +147,7 @@ def test_an_attention_layer_equals_the_float64_reference(family, routing, monkey
         assert bool(problem.who.reads.any()) and not bool(problem.who.reads.all())
         return output
 
-    monkeypatch.setattr(attend, "focus_attention", spy)
+    monkeypatch.setattr(interface, "focus_attention", spy)
     model = focus_model(family, **ROUTINGS[routing])
     logits(model, token_ids(length=60))
     assert len(calls) == len(focus_layers(model))

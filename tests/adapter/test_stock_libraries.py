@@ -245,7 +245,7 @@ def test_config_round_trips_through_stock_peft(tmp_path):
 def test_importing_twice_is_harmless():
     before = PeftType("FOCUS")
     for module in list(sys.modules):
-        if module == "focus_hf.adapter.registration":
+        if module == "focus_hf.adapter":
             importlib.reload(sys.modules[module]).register()
     assert PeftType("FOCUS") is before and list(PeftType).count(before) == 1
     assert logits(focus_model("llama"), IDS).isfinite().all()

@@ -154,7 +154,9 @@ def test_what_is_read_is_what_the_weights_say(family: str) -> None:
                 silent += i > WINDOW + SINKS and not any(far for far, _, _ in allowed.values())
                 places = list(allowed)
                 for q in queries:
-                    scores = call.query[0, q, i].double() @ call.key[0, q // per, places].double().T * call.scale
+                    scores = (
+                        call.query[0, q, i].double() @ call.key[0, q // per, places].double().T * call.scores.scale
+                    )
                     if (cap := call.scores.softcap) is not None:
                         scores = cap * (scores / cap).tanh()
                     for weight, (far, group, band) in zip(scores.softmax(-1), allowed.values(), strict=True):

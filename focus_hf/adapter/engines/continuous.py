@@ -12,32 +12,32 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.generation.continuous_batching import PagedAttentionCache
 
 from ...attention import Scores, cell_reads, key_groups
-from ..call import Call, pattern_in_mode, positions_of
+from ..call import Call, start_call
 from ..dial import limits
 from ..discovery import numbered
 from ..layer import FocusLayer
 from ..routers import Routed, by_ranking, no_groups, own_heads, plain_keys, rank_groups
 from .packed import PackedPages, attend_requests
-from .pages import find_pages, group_table, pages_of
+from .pages import group_table, pages_of
 
 
-def route_pages(router: FocusLayer, hidden_states: Tensor, kwargs: dict[str, Any]) -> Call | None:
+def route_pages(router: FocusLayer, hidden: Tensor, cache: PagedAttentionCache, kwargs: dict[str, Any]) -> Call | None:
     """A packed call; ``None`` where no adapter is in force.
 
     Args:
         router: of the attention module that is called.
-        hidden_states: ``(1, T, d)``, of the new tokens.
+        hidden: ``(1, T, d)``, of the new tokens.
+        cache: where their keys go.
         kwargs: of the attention module.
 
     Raises:
         ValueError: what Focus cannot do in continuous batching, and what to do instead.
     """
-    cache, name = find_pages(kwargs), router.routing_adapter
-    assert cache is not None
-    active = name is not None and router.mode != "dense"
-    if active:
+    name = router.routing_adapter if router.mode != "dense" else None
+    if name is not None:
         _refuse(router, kwargs)
     elif kwargs.get("block_table") is not None:
         return None  # pages that flash attention fills by itself; an adapter that comes later refuses them
@@ -45,22 +45,15 @@ def route_pages(router: FocusLayer, hidden_states: Tensor, kwargs: dict[str, Any
         return None
     looks_back = kwargs["read_index"][cache.layer_to_allocator[router.layer_idx].index].numel() > 0
     pages = pages_of(cache, router, is_empty=not looks_back)
-    if name is None or not active:
+    if name is None:
         return None
-    packed, config = _packed(pages, kwargs), router.configs[name]
-    pattern, alone = pattern_in_mode(router, config)
-    if packed.longest <= pattern.dense_length and config.by_cells:
+    call, packed = start_call(router, name, hidden, kwargs), _packed(pages, kwargs)
+    if packed.longest <= call.pattern.dense_length and call.config.by_cells:
         return None
-    call = Call(
-        *(router, name, pattern, hidden_states, 0),
-        alone=alone,
-        **positions_of(kwargs),
-        tensors=(name, router.made_by(name)),
-        paged=packed,
-    )
-    if not config.by_cells:
+    call.tensors, call.paged = (name, router.made_by(name)), packed
+    if not call.config.by_cells:
         with torch.no_grad():
-            call.ranking = rank_groups(*router(hidden_states, name))
+            call.ranking = rank_groups(*router(hidden, name))
     return call
 
 
@@ -92,13 +85,10 @@ def _packed(pages: Any, kwargs: dict[str, Any]) -> PackedPages:
 
 
 def attend_pages(call: Call, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scores: Scores) -> Tensor:
-    """Hard attention of a packed call, whose keys and values are added to the pages.
+    """Hard attention of a packed call from `route_pages`, whose keys and values are added to the pages.
 
     Args:
-        call: from `route_pages`.
-        query: ``(1, H, T, D)``.
-        key: ``(1, H_kv, T, D)``, of the new tokens.
-        value: ``(1, H_kv, T, D_v)``.
+        query, key, value: of the new tokens, ``(1, H or H_kv, T, D or D_v)``.
         mask: of the batch; what it hides is known without it.
         scores: how they are made.
 
@@ -132,7 +122,7 @@ def _route(call: Call, stored: Tensor, requests: tuple[Tensor, Tensor, Tensor], 
         return by_ranking(nobody if known is None else known, config, count, complete=False)
     router, asked = own_heads(call, key.shape[1]), positions[:, -count:]
     if known is None or bool((known < 0).any()):
-        groups = key_groups(plain_keys(call, key, key.shape[2], positions.clamp(min=0)), router)
+        groups = key_groups(plain_keys(call, key, key.shape[2], positions), router)
         real = (positions >= 0).flatten()
         of_keys = groups.transpose(1, 2).flatten(0, 1).to(torch.int16)[real]
         table.put(rows.flatten()[real], stored[rows.flatten()[real]], of_keys, call.tensors)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -33,7 +34,7 @@ class Packed:
     @property
     def longest(self) -> int:
         """Keys of the longest request."""
-        return max(stop - start for start, stop in _spans(self.key_edges))
+        return max(stop - start for start, stop in pairwise(self.key_edges))
 
     @cached_property
     def requests(self) -> list[tuple[Tensor, Tensor, Tensor]]:
@@ -44,7 +45,7 @@ class Packed:
         """
         found: list[tuple[Tensor, Tensor, Tensor]] = []
         single: list[tuple[int, int, int]] = []
-        for (q, q_stop), (k, k_stop) in zip(_spans(self.query_edges), _spans(self.key_edges), strict=True):
+        for (q, q_stop), (k, k_stop) in zip(pairwise(self.query_edges), pairwise(self.key_edges), strict=True):
             if q_stop - q == 1:
                 single.append((q, k, k_stop))
             elif q_stop > q:
@@ -58,10 +59,6 @@ class Packed:
             positions = torch.where(keys < start[:, None], PADDING, keys - start[:, None])
             found.append((query[:, None], self.rows[keys.clamp(min=0)], positions))
         return found
-
-
-def _spans(edges: list[int]) -> Iterator[tuple[int, int]]:
-    return zip(edges[:-1], edges[1:], strict=True)
 
 
 def attend_requests(
@@ -103,12 +100,7 @@ def attend_requests(
 
 
 class PackedPages(Packed):
-    """A packed call of transformers' continuous batching.
-
-    Args:
-        pages: the allocator of the layers, from `pages_of`.
-        kwargs: of an attention module.
-    """
+    """A packed call of transformers' continuous batching, from an allocator (`pages_of`) and a module's arguments."""
 
     def __init__(self, pages: Any, kwargs: dict[str, Any]) -> None:
         self.pages = pages

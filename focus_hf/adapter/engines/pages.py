@@ -1,6 +1,7 @@
-"""Blocks of pages that requests share because they begin alike are shared only under the same adapter and settings.
+"""Pages of transformers' continuous batching: whose they are, and the groups of the keys in them.
 
-transformers finds them by a hash of their tokens; here the hash is of the adapter and its settings, too.
+Blocks that requests share because they begin alike are shared only under the same adapter and settings: transformers
+finds them by a hash of their tokens; here the hash is of the adapter and its settings, too.
 """
 
 from __future__ import annotations
@@ -10,11 +11,15 @@ import hashlib
 import weakref
 from typing import Any
 
+import torch
+from torch import Tensor
 from transformers.generation.continuous_batching import PagedAttentionCache
 
 from ..layer import FocusLayer
-from ..remembered import state_of
-from .table import GroupTable
+from ..remembered import hashes, state_of
+
+#: Calls whose overwritten rows are kept.
+_ASIDE = 4096
 
 
 def find_pages(kwargs: dict[str, Any]) -> PagedAttentionCache | None:
@@ -24,7 +29,7 @@ def find_pages(kwargs: dict[str, Any]) -> PagedAttentionCache | None:
 
 
 def pages_of(cache: PagedAttentionCache, router: FocusLayer, *, is_empty: bool) -> Any:
-    """The allocator of a layer's pages, which now tells settings apart.
+    """The allocator of the pages of a router's layer, which now tells settings apart.
 
     Args:
         cache: of all layers.
@@ -56,11 +61,9 @@ def group_table(pages: Any, layer: int) -> GroupTable:
 
 def _settings(routers: list[FocusLayer]) -> bytes:
     """What the keys of the next token depend on, besides the tokens: which adapters are active, and how they route."""
-    configs: dict[int, str] = {}
-    layers: list[object] = []
+    configs = {id(config): repr(config) for router in routers for config in router.configs.values()}
+    layers = []
     for router in routers:
-        for config in router.configs.values():
-            configs[id(config)] = repr(config)
         tensors = state_of(tensor for name in router.configs for tensor in router.tensors_of(name))
         layers.append((router.active_adapters, router.disable_adapters, router.mode, router.window, tensors))
     return repr((layers, list(configs.values()))).encode()
@@ -115,3 +118,51 @@ def _salted(allocator_class: Any) -> type:
 
     SaltedAllocator.__name__ = SaltedAllocator.__qualname__ = f"{allocator_class.__name__}Salted"
     return SaltedAllocator
+
+
+class GroupTable:
+    """Groups of the keys in the rows of an engine's memory: a cache of a function, by what the rows hold.
+
+    Engines copy, move, share and overwrite rows as they like. A row's groups hold as long as the key in it is the one
+    that they were found for; a key that has moved is found again by its bits.
+
+    Args:
+        rows: how many.
+    """
+
+    def __init__(self, rows: int) -> None:
+        self._rows = rows
+        self._owner: object = None
+        self._hashes: Tensor | None = None
+        self._groups: Tensor | None = None
+        #: What was overwritten: an engine may have put it aside, and bring it back.
+        self._aside: list[tuple[Tensor, Tensor]] = []
+
+    def put(self, rows: Tensor, keys: Tensor, groups: Tensor, owner: object) -> None:
+        """Groups ``(n, ...)`` of keys ``(n, H_kv, D)``, as the engine keeps them, that have just been written to rows
+        ``(n,)``; ``owner``: whose groups they are."""
+        if self._owner != owner or self._groups is None or self._groups.shape[1:] != groups.shape[1:]:
+            self._owner = owner
+            self._hashes = torch.zeros(self._rows, dtype=torch.int64, device=keys.device)
+            self._groups = groups.new_full((self._rows, *groups.shape[1:]), -1)
+            self._aside = []
+        assert self._hashes is not None
+        before = self._hashes[rows]
+        self._aside = [*self._aside[-_ASIDE:], (before, self._groups[rows])]
+        self._hashes[rows], self._groups[rows] = hashes(keys.transpose(0, 1)[None])[0], groups
+
+    def get(self, rows: Tensor, keys: Tensor, owner: object) -> Tensor | None:
+        """Groups of the keys in rows now, see `put`: ``(n, ...)``, -1 where nobody knows; ``None``: of nobody's."""
+        if self._owner != owner or self._groups is None or self._hashes is None:
+            return None
+        asked = hashes(keys.transpose(0, 1)[None])[0]
+        groups, moved = self._groups[rows], self._hashes[rows] != asked
+        if bool(moved.any()):
+            everywhere = torch.cat([self._hashes, *(seen for seen, _ in self._aside)])
+            of_them = torch.cat([self._groups, *(kept for _, kept in self._aside)])
+            known, order = everywhere.sort()
+            place = torch.searchsorted(known, asked[moved]).clamp(max=known.shape[0] - 1)
+            found = of_them[order[place]]
+            missing = known[place] != asked[moved]
+            groups[moved] = torch.where(missing.view(-1, *(1,) * (found.dim() - 1)), -1, found)
+        return groups
