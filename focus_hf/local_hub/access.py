@@ -5,41 +5,13 @@ Private repositories do not exist for others: they get the answer that they woul
 
 from __future__ import annotations
 
-import secrets
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from starlette.requests import Request
 
-from .errors import HubAnswer
+from .http import Gone, HubAnswer
+from .hub import Hub, User
 from .repository import Repository
-from .storage import Storage
-from .users import User
-
-#: URL segment and storage folder of each repository type.
-KINDS = ("models", "datasets", "spaces")
-
-
-@dataclass(frozen=True)
-class Hub:
-    """What every request handler needs.
-
-    Args:
-        storage: the repositories.
-        users: user by token.
-        lfs_threshold: files larger than this many bytes go through LFS instead of the commit itself.
-        secret: signs upload addresses.
-    """
-
-    storage: Storage
-    users: dict[str, User]
-    lfs_threshold: int
-    secret: bytes = field(default_factory=lambda: secrets.token_bytes(32))
-
-    def owns(self, user: User | None, repo_id: str) -> bool:
-        """Whether a user's own tokens may read and write everything in a repository."""
-        if user is None:
-            return False
-        return user.everywhere or repo_id.split("/")[0] == user.name
 
 
 def hub(request: Request) -> Hub:
@@ -61,11 +33,17 @@ def visitor(request: Request) -> User | None:
     return user
 
 
-def writer(request: Request) -> User:
-    """Like `visitor`, but a token is required that may write."""
+def named_visitor(request: Request) -> User:
+    """Like `visitor`, but a token is required."""
     user = visitor(request)
     if user is None:
         raise HubAnswer(401, "Invalid username or password.")
+    return user
+
+
+def writer(request: Request) -> User:
+    """Like `visitor`, but a token is required that may write."""
+    user = named_visitor(request)
     if user.role != "write":
         raise HubAnswer(403, "Forbidden: you must use a write token to upload to a repository.")
     return user
@@ -75,77 +53,52 @@ def writer(request: Request) -> User:
 class Target:
     """The repository that a request is about, and who asks."""
 
-    kind: str
-    repo_id: str
     repository: Repository
     user: User | None
     owned: bool
 
-    @property
-    def path(self) -> str:
-        """Of the repository's page."""
-        return f"/{self.repo_id}" if self.kind == "models" else f"/{self.kind}/{self.repo_id}"
-
     def check_write(self, message: str | None = None) -> None:
         if not self.owned:
-            raise HubAnswer(403, message or f"Forbidden: you don't have write access to {self.repo_id}.")
+            raise HubAnswer(403, message or f"Forbidden: you don't have write access to {self.repository.id}.")
 
     def check_files(self) -> None:
         """Refuse the files of a gated repository to who has no access to them."""
         meta = self.repository.meta()
         if not meta["gated"] or self.owned:
             return
-        subject = f"{self.kind.rstrip('s')} {self.repo_id}"
+        subject = f"Access to {self.repository.type} {self.repository.id} is restricted"
         if self.user is None:
-            raise HubAnswer(
-                401,
-                f"Access to {subject} is restricted. You must have access to it and be authenticated to access it. "
-                "Please log in.",
-                code="GatedRepo",
-            )
+            message = f"{subject}. You must have access to it and be authenticated to access it. Please log in."
+            raise HubAnswer(401, message, code="GatedRepo")
         if self.user.name not in meta["access"]:
-            reason = f"Access to {subject} is restricted and you are not in the authorized list. Ask its authors."
-            raise HubAnswer(403, reason, code="GatedRepo")
-
-
-def kind_of(request: Request) -> str:
-    """Type of repository that a URL names; pages and downloads of models have no prefix."""
-    kind = request.path_params.get("kind") or request.url.path.split("/")[1]
-    if kind in KINDS:
-        return kind
-    if "kind" in request.path_params:
-        raise HubAnswer(404, "Not found")
-    return "models"
+            message = f"{subject} and you are not in the authorized list. Ask its authors."
+            raise HubAnswer(403, message, code="GatedRepo")
 
 
 def target(request: Request) -> Target:
-    """The repository that a URL names, if the visitor may see it."""
-    repo_id = f"{request.path_params['namespace']}/{request.path_params['name']}"
-    return find(request, kind_of(request), repo_id, visitor(request))
+    """The repository that a URL names, if the visitor may see it; pages and downloads of models name no kind."""
+    names = request.path_params
+    return find(request, names.get("kind", "models"), f"{names['namespace']}/{names['name']}")
 
 
-def find(request: Request, kind: str, repo_id: str, user: User | None) -> Target:
-    """A repository, if a user may see it."""
-    here = hub(request)
-    try:
-        found = here.storage.find(kind, repo_id)
-    except HubAnswer:  # a name that none can have
-        found = None
+def find(request: Request, kind: str, repo_id: str) -> Target:
+    """A repository, if the visitor may see it."""
+    here, user = hub(request), visitor(request)
     owned = here.owns(user, repo_id)
-    if found is None or (not owned and found.meta()["private"]):
+    try:
+        found = here.find(kind, repo_id)
+        if not owned and found.meta()["private"]:
+            raise Gone
+    except HubAnswer:  # there is none, or none can have this name
         if user is None:
-            raise HubAnswer(401, "Invalid username or password.", code="RepoNotFound")
-        raise HubAnswer(404, "Repository not found", code="RepoNotFound")
-    return Target(kind, repo_id, found, user, owned)
+            raise HubAnswer(401, "Invalid username or password.", code="RepoNotFound") from None
+        raise Gone from None
+    return Target(found, user, owned)
 
 
-def writable(request: Request, message: str | None = None) -> tuple[Target, User]:
-    """Like `target`, but only who may write gets it.
-
-    Args:
-        request: the request.
-        message: what to say to those who may only read.
-    """
-    user, found = writer(request), target(request)
-    found.check_write(message)
-    return found, user
+def writable(request: Request) -> Target:
+    """Like `target`, but only who may write gets it."""
+    writer(request)
+    found = target(request)
+    found.check_write()
+    return found

@@ -1,57 +1,55 @@
-"""The application: which request goes where."""
+"""The application: which request goes where, and how it is served, for good or for the length of a block."""
 
 from __future__ import annotations
 
 import os
+import socket
+import threading
+import time
 from collections.abc import Collection, Mapping
-from urllib.parse import unquote
+from typing import Any
 
+import uvicorn
 from starlette.applications import Starlette
 from starlette.convertors import Convertor, register_url_convertor
-from starlette.datastructures import MutableHeaders
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from . import commits, contents, describe, lfs, pages, repos
 from . import pull_requests as pulls
-from . import routes_commits as commits
-from . import routes_files as files
-from . import routes_lfs as lfs
-from . import routes_pages as pages
-from . import routes_repos as repos
-from . import routes_trees as trees
-from .access import Hub
-from .errors import HubAnswer, answer, out_of_space
-from .hosts import OnlyKnownHosts
-from .storage import Storage
-from .users import OWNER, User, new_token, users_by_token
-
-_ENCODED_SLASH = "\x1f"
+from .http import ENCODED_SLASH, Front, HubAnswer, answer, out_of_space
+from .hub import LFS_THRESHOLD, OWNER, Hub, User, new_token, owner_token
+from .repository import KINDS
 
 
-class ReferenceConvertor(Convertor[str]):
+class KindConvertor(Convertor[str]):
+    """One segment of a URL: a type of repository."""
+
+    regex = "|".join(KINDS)
+
+    def convert(self, value: str) -> str:
+        return value.replace(ENCODED_SLASH, "/")
+
+    def to_string(self, value: str) -> str:
+        return value.replace("/", ENCODED_SLASH)
+
+
+class ReferenceConvertor(KindConvertor):
     """One segment of a URL: a branch, tag or commit."""
 
     regex = "[^/]+"
 
-    def convert(self, value: str) -> str:
-        return value.replace(_ENCODED_SLASH, "/")
 
-    def to_string(self, value: str) -> str:
-        return value.replace("/", _ENCODED_SLASH)
-
-
-class FileConvertor(ReferenceConvertor):
+class FileConvertor(KindConvertor):
     """The rest of a URL: a path inside a repository."""
 
     regex = "(?s:.+)"
 
 
+register_url_convertor("kind", KindConvertor())
 register_url_convertor("reference", ReferenceConvertor())
 register_url_convertor("file", FileConvertor())
-
-#: Files up to this size are committed directly, so that clients with hf_xet installed work as they are: for LFS files
-#: such a client asks for a Xet store, which only the real Hub has. Adapters are far smaller than this.
-LFS_THRESHOLD = 64 * 1024 * 1024
 
 
 def create_app(
@@ -75,19 +73,19 @@ def create_app(
         lfs_threshold: files larger than this many bytes go through Git LFS.
         allow_hosts: names by which it may be asked, besides this machine's own (``localhost``, ``127.0.0.1``).
     """
-    handlers = {HubAnswer: answer, OSError: out_of_space}
+    handlers: dict[Any, Any] = {
+        HubAnswer: answer,
+        OSError: out_of_space,
+        ClientDisconnect: lambda request, error: Response(status_code=400),  # nobody is there to read it
+    }
     app = Starlette(routes=[*_api_routes(), *_routes()], exception_handlers=handlers)
-    if users is None:
-        users = {token or new_token(): OWNER}
-    app.state.hub = Hub(Storage(root), users_by_token(users), lfs_threshold)
-    app.add_middleware(EncodedSlashes)
-    app.add_middleware(NoSniffing)
-    app.add_middleware(OnlyKnownHosts, allowed=allow_hosts)
+    app.state.hub = Hub(root, {token or new_token(): OWNER} if users is None else users, lfs_threshold)
+    app.add_middleware(Front, allowed=allow_hosts)
     return app
 
 
 def _api_routes() -> list[Route]:
-    api, delete, post, put = "/api/{kind}/{namespace}/{name}", ["DELETE"], ["POST"], ["PUT"]
+    api, delete, post, put = "/api/{kind:kind}/{namespace}/{name}", ["DELETE"], ["POST"], ["PUT"]
     both = [*post, *delete]
     one = f"{api}/discussions/{{number:int}}"
     return [
@@ -95,19 +93,19 @@ def _api_routes() -> list[Route]:
         Route("/api/validate-yaml", repos.validate_yaml, methods=post),
         Route("/api/repos/create", repos.create_repo, methods=post),
         Route("/api/repos/delete", repos.delete_repo, methods=delete),
-        Route("/api/{kind}", repos.list_repos),
-        Route(api, repos.info),
+        Route("/api/{kind:kind}", describe.list_repos),
+        Route(api, describe.info),
         Route(f"{api}/settings", repos.settings, methods=put),
         Route(f"{api}/auth-check", repos.auth_check),
         Route(f"{api}/auth-check/{{write}}", repos.auth_check),
-        Route(f"{api}/revision/{{revision:reference}}", repos.info),
-        Route(f"{api}/tree/{{revision:reference}}", trees.tree),
-        Route(f"{api}/tree/{{revision:reference}}/{{path:file}}", trees.tree),
-        Route(f"{api}/paths-info/{{revision:reference}}", trees.paths_info, methods=post),
-        Route(f"{api}/commits/{{revision:reference}}", trees.commits),
-        Route(f"{api}/refs", trees.refs),
-        Route(f"{api}/branch/{{ref:reference}}", trees.branch, methods=both),
-        Route(f"{api}/tag/{{ref:reference}}", trees.tag, methods=both),
+        Route(f"{api}/revision/{{revision:reference}}", describe.info),
+        Route(f"{api}/tree/{{revision:reference}}", contents.tree),
+        Route(f"{api}/tree/{{revision:reference}}/{{path:file}}", contents.tree),
+        Route(f"{api}/paths-info/{{revision:reference}}", contents.paths_info, methods=post),
+        Route(f"{api}/commits/{{revision:reference}}", contents.commits),
+        Route(f"{api}/refs", contents.refs),
+        Route(f"{api}/branch/{{ref:reference}}", contents.branch, methods=both),
+        Route(f"{api}/tag/{{ref:reference}}", contents.tag, methods=both),
         Route(f"{api}/preupload/{{revision:reference}}", commits.preupload, methods=post),
         Route(f"{api}/xet-write-token/{{revision:reference}}", commits.xet_token),
         Route(f"{api}/commit/{{revision:reference}}", commits.commit, methods=post),
@@ -123,11 +121,11 @@ def _api_routes() -> list[Route]:
 
 def _routes() -> list[Route]:
     routes = [Route("/", pages.index)]
-    for prefix in ("/datasets", "/spaces", ""):
+    for prefix in ("/{kind:kind}", ""):
         git = f"{prefix}/{{namespace}}/{{name}}"
         routes += [
             Route(f"{git}.git/info/lfs/objects/batch", lfs.lfs_batch, methods=["POST"]),
-            Route(f"{git}/resolve/{{revision:reference}}/{{path:file}}", files.resolve),
+            Route(f"{git}/resolve/{{revision:reference}}/{{path:file}}", contents.resolve),
             Route(git, pages.card),
             Route(f"{git}/tree/{{revision:reference}}", pages.tree),
             Route(f"{git}/tree/{{revision:reference}}/{{path:file}}", pages.tree),
@@ -140,35 +138,71 @@ def _routes() -> list[Route]:
     return routes
 
 
-class EncodedSlashes:
-    """Keeps ``%2F`` inside a revision (``refs%2Fpr%2F1``) from splitting the path.
+def serve(
+    root: str | os.PathLike[str],
+    host: str = "127.0.0.1",
+    port: int = 8888,
+    users: Mapping[str, str | User] | None = None,
+    allow_hosts: Collection[str] = (),
+) -> None:
+    """Serve the repositories under ``root`` until interrupted.
 
-    While routes are matched it is a control character, which the convertors above turn back into a slash.
+    Args:
+        root: folder that holds the repositories, and the `owner_token` of user "demo".
+        host: address to listen on.
+        port: port to listen on.
+        users: who may use it instead of "demo", see `create_app`.
+        allow_hosts: see `create_app`; ``host`` itself is allowed.
+    """
+    token = owner_token(root) if users is None else None
+    app = create_app(root, token=token, users=users, allow_hosts=[host, *allow_hosts])
+    try:
+        uvicorn.run(app, host=host, port=port, log_level="warning")
+    finally:
+        app.state.hub.close()
+
+
+class LocalHub:
+    """A local Hub that runs in a thread while a ``with`` block lasts.
+
+    Args:
+        root: folder that holds the repositories.
+        options: see `create_app`.
+
+    Attributes:
+        endpoint: its address.
+        token: of user "demo", or of the first of ``users``.
+
+    Example:
+
+    ```py
+    >>> with LocalHub("hub") as hub:
+    ...     HfApi(endpoint=hub.endpoint, token=hub.token).create_repo("demo/adapter")
+    ```
     """
 
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
+    def __init__(self, root: str | os.PathLike[str], **options: Any) -> None:
+        self.app = create_app(root, **options)
+        self.token = next(iter(self.app.state.hub.users), "")
+        self._socket = socket.socket()
+        self._socket.bind(("127.0.0.1", 0))
+        self.endpoint = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+        # Clients that are cut off in the middle of a transfer may take their time to notice; the end of the block not.
+        config = uvicorn.Config(self.app, log_level="warning", lifespan="off", timeout_graceful_shutdown=2)
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._socket]}, daemon=True)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        raw = scope.get("raw_path", b"")
-        if scope["type"] == "http" and b"%2f" in raw.lower():
-            path = raw.decode("latin-1").replace("%2F", "%1F").replace("%2f", "%1F")
-            scope = {**scope, "path": unquote(path)}
-        await self.app(scope, receive, send)
+    def __enter__(self) -> LocalHub:
+        self._thread.start()
+        deadline = time.monotonic() + 20
+        while not self._server.started:
+            if not self._thread.is_alive() or time.monotonic() > deadline:
+                raise RuntimeError(f"The local Hub did not start at {self.endpoint}.")
+            time.sleep(0.01)
+        return self
 
-
-class NoSniffing:
-    """Tells browsers to take every answer for what it says it is, not for what it looks like."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def send_safely(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                headers["X-Content-Type-Options"] = "nosniff"
-                headers["Referrer-Policy"] = "no-referrer"
-            await send(message)
-
-        await self.app(scope, receive, send_safely)
+    def __exit__(self, *error: object) -> None:
+        self._server.should_exit = True
+        self._thread.join(timeout=10)
+        self._socket.close()
+        self.app.state.hub.close()

@@ -1,13 +1,24 @@
-"""What the Hub says about a repository: tags and card data from its README, files, dates."""
+"""What the Hub says about repositories, and lists of them with the filters, orders and pages of the Hub."""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
+from urllib.parse import urlencode
 
-from ..front_matter import card_metadata
-from .changes import Entry
+from dulwich.objects import Commit
+from starlette.datastructures import QueryParams
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from .access import hub, target, visitor
+from .http import Gone, HubAnswer
 from .repository import Repository
+
+PAGE = 1000
+
+SORTS = ("createdAt", "downloads", "lastModified", "likes", "trendingScore")
 
 
 def iso(timestamp: float) -> str:
@@ -15,50 +26,48 @@ def iso(timestamp: float) -> str:
     return datetime.fromtimestamp(timestamp, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def card_data(repository: Repository, commit: str) -> dict[str, Any]:
-    """Metadata of the README of a commit; empty if there is none or it cannot be read."""
-    readme = repository.files(commit).get("README.md")
-    if readme is None or readme.lfs is not None:
-        return {}
-    return repository.remembered(("card", readme.blob_id), lambda: _card_data(repository, readme))
-
-
-def _card_data(repository: Repository, readme: Entry) -> dict[str, Any]:
-    try:
-        return card_metadata(repository.read(readme).decode("utf-8", "replace"))
-    except ValueError:
-        return {}
-
-
-def tags_of(card: dict[str, Any]) -> list[str]:
-    """Tags that the Hub derives from card metadata, in its spelling (``base_model:adapter:org/base``)."""
-    tags = [card["library_name"]] if isinstance(card.get("library_name"), str) else []
-    tags += _strings(card.get("tags"))
-    for field, prefix in (("license", "license:"), ("datasets", "dataset:"), ("language", "")):
-        tags += [f"{prefix}{value}" for value in _strings(card.get(field))]
-    relation = card.get("base_model_relation")
-    for base in _strings(card.get("base_model")):
-        tags.append(f"base_model:{base}")
-        if relation:
-            tags.append(f"base_model:{relation}:{base}")
-    if isinstance(card.get("pipeline_tag"), str):
-        tags.append(card["pipeline_tag"])
-    return list(dict.fromkeys(tags))
-
-
-def _strings(value: Any) -> list[str]:
-    values = value if isinstance(value, list) else [value]
-    return [item for item in values if isinstance(item, str)]
-
-
-def describe(repo_id: str, repository: Repository, commit: str, *, blobs: bool = False) -> dict[str, Any]:
-    """Everything that ``GET /api/models/{id}`` may answer."""
-    meta, card = repository.meta(), card_data(repository, commit)
+def commit_row(commit: Commit) -> dict[str, Any]:
+    """A commit as the Hub writes it."""
+    title, _, message = commit.message.decode("utf-8", "replace").partition("\n")
+    author = commit.author.decode("utf-8", "replace").partition(" <")[0]
     return {
-        "_id": repo_id,
-        "id": repo_id,
-        "modelId": repo_id,
-        "author": repo_id.split("/")[0],
+        "id": commit.id.decode(),
+        "title": title,
+        "message": message.strip(),
+        "date": iso(commit.commit_time),
+        "authors": [{"user": author}],
+    }
+
+
+def _tags(card: dict[str, Any]) -> list[str]:
+    """Tags that the Hub derives from card metadata, in its spelling (``base_model:adapter:org/base``)."""
+    tags = []
+    for field, prefix in (
+        ("library_name", ""),
+        ("tags", ""),
+        ("license", "license:"),
+        ("datasets", "dataset:"),
+        ("language", ""),
+    ):
+        tags += [f"{prefix}{value}" for value in _texts(card.get(field))]
+    relation = card.get("base_model_relation")
+    for base in _texts(card.get("base_model")):
+        tags += [f"base_model:{base}", *([f"base_model:{relation}:{base}"] if relation else [])]
+    return list(dict.fromkeys([*tags, *_texts(card.get("pipeline_tag"))]))
+
+
+def _texts(value: Any) -> list[str]:
+    return [item for item in (value if isinstance(value, list) else [value]) if isinstance(item, str)]
+
+
+def describe(repository: Repository, commit: str, *, blobs: bool = False) -> dict[str, Any]:
+    """Everything that ``GET /api/models/{id}`` may answer."""
+    meta, card = repository.meta(), repository.card(commit)
+    return {
+        "_id": repository.id,
+        "id": repository.id,
+        "modelId": repository.id,
+        "author": repository.id.split("/")[0],
         "sha": commit,
         "private": meta["private"],
         "gated": meta["gated"],
@@ -69,23 +78,64 @@ def describe(repo_id: str, repository: Repository, commit: str, *, blobs: bool =
         "trendingScore": meta["downloads"],
         "createdAt": iso(meta["created"]),
         "lastModified": iso(repository.describe_commit(commit).commit_time),
-        "tags": tags_of(card),
+        "tags": _tags(card),
         "library_name": card.get("library_name"),
         "pipeline_tag": card.get("pipeline_tag"),
         "cardData": card,
-        "siblings": [_sibling(entry, blobs) for entry in repository.files(commit).values()],
+        "siblings": [
+            {"rfilename": entry.path, **(entry.facts() if blobs else {})}
+            for entry in repository.files(commit).values()
+        ],
     }
 
 
-def _sibling(entry: Entry, blobs: bool) -> dict[str, Any]:
-    if not blobs:
-        return {"rfilename": entry.path}
-    return {"rfilename": entry.path, **file_facts(entry)}
+def info(request: Request) -> Response:
+    found = target(request).repository
+    commit = found.resolve(request.path_params.get("revision", "main"))
+    return JSONResponse(describe(found, commit, blobs="blobs" in request.query_params))
 
 
-def file_facts(entry: Entry) -> dict[str, Any]:
-    """Size and hashes of a file, in the names of the Hub's JSON."""
-    facts: dict[str, Any] = {"size": entry.size, "blobId": entry.blob_id, "oid": entry.blob_id}
-    if entry.lfs is not None:
-        facts["lfs"] = {"oid": entry.lfs, "sha256": entry.lfs, "size": entry.size, "pointerSize": 134}
-    return facts
+def visible(request: Request, kind: str) -> list[dict[str, Any]]:
+    """The repositories that the visitor may see, by name; one that is deleted meanwhile is not among them."""
+    here, user, rows = hub(request), visitor(request), []
+    for repo_id in here.names(kind):
+        with suppress(Gone):
+            found = here.find(kind, repo_id)
+            if here.owns(user, repo_id) or not found.meta()["private"]:
+                rows.append({**describe(found, found.resolve("main")), "path": found.path})
+    return rows
+
+
+def list_repos(request: Request) -> Response:
+    """One page of rows, and the address of the next page if there is one."""
+    query = request.query_params
+    key = query.get("sort", "trendingScore")
+    if key not in SORTS:
+        raise HubAnswer(400, f"sort must be one of {', '.join(SORTS)}, not {key!r}")
+    start, limit = _number(query, "cursor", 0), min(_number(query, "limit", PAGE), PAGE)
+    rows = [row for row in visible(request, request.path_params["kind"]) if _matches(row, query)]
+    rows.sort(key=lambda row: row[key], reverse=query.get("direction", "-1") != "1")
+    headers = {}
+    if start + limit < len(rows) and limit:
+        items = [(k, v) for k, v in query.multi_items() if k != "cursor"] + [("cursor", str(start + limit))]
+        headers["Link"] = f'<{request.url.replace(query="")}?{urlencode(items)}>; rel="next"'
+    return JSONResponse(rows[start : start + limit], headers=headers)
+
+
+def _number(query: QueryParams, name: str, default: int) -> int:
+    value = query.get(name, str(default))
+    if not (value.isascii() and value.isdecimal() and len(value) < 10):
+        raise HubAnswer(400, f"{name} must be a number, not {value!r}")
+    return int(value)
+
+
+def _matches(row: dict[str, Any], query: QueryParams) -> bool:
+    wanted = {*query.getlist("filter"), *query.getlist("library"), *query.getlist("tags")}
+    gated = query.get("gated")
+    return (
+        query.get("author", row["author"]) == row["author"]
+        and query.get("search", "").lower() in row["id"].lower()
+        and (not gated or (gated.lower() in ("1", "true")) == bool(row["gated"]))
+        and wanted <= set(row["tags"])
+        and query.get("pipeline_tag", row["pipeline_tag"]) == row["pipeline_tag"]
+    )

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-
-from .errors import HubAnswer
 
 try:
     import fcntl
@@ -16,63 +14,62 @@ except ImportError:  # Windows: one server at a time is up to the user there
     fcntl = None  # type: ignore[assignment]
 
 
-class Gone(HubAnswer):
-    """The repository was deleted since the request found it."""
-
-    def __init__(self) -> None:
-        super().__init__(404, "Repository not found", code="RepoNotFound")
-
-
 class WriteLock:
     """A lock that the operating system gives back when its holder dies.
 
+    Its file names the folder that is written to for as long as somebody does; a name that is found there is that of a
+    writer that died in the middle, and what it left is removed.
+
     Args:
-        path: a file for the lock alone; it holds a mark as long as somebody writes.
-        tidy: called before writing when the last writer died in the middle, to remove what it left.
+        path: of the file, in a folder above all that are written to.
     """
 
-    def __init__(self, path: Path, tidy: Callable[[], None]) -> None:
-        self._path, self._tidy = path, tidy
+    def __init__(self, path: Path) -> None:
+        self._path = path
         self._threads = threading.RLock()
-        self._depth = 0
+        self._held = False
 
     @contextmanager
-    def held(self) -> Iterator[None]:
-        """Hold the lock inside the block; a thread that has it may take it again."""
+    def held(self, folder: Path) -> Iterator[None]:
+        """Write to a folder inside the block; a thread that has the lock may take it again."""
         with self._threads:
-            if self._depth:
+            if self._held:
                 yield
                 return
-            file = self._open()
+            file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
             try:
-                if os.fstat(file).st_size:
-                    self._tidy()
-                os.write(file, b"writing")
-                self._depth = 1
+                claim(file)
+                if left := os.read(file, 4096):
+                    _tidy(self._path.parent / os.fsdecode(left))
+                    os.ftruncate(file, 0)
+                    os.lseek(file, 0, os.SEEK_SET)
+                os.write(file, os.fsencode(folder.relative_to(self._path.parent)))
+                self._held = True
                 try:
                     yield
                 except OSError:  # a full disk can leave behind what a writer that died does
-                    self._tidy()
+                    _tidy(folder)
                     raise
                 finally:
-                    self._depth = 0
+                    self._held = False
                     os.ftruncate(file, 0)
             finally:
                 os.close(file)
 
-    def _open(self) -> int:
-        """The lock's file, locked, unless what it guards was deleted while we waited."""
-        try:
-            file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
-        except FileNotFoundError:
-            raise Gone from None
-        try:
-            if fcntl is not None:
-                fcntl.flock(file, fcntl.LOCK_EX)
-            if self._path.exists() and os.path.samestat(os.fstat(file), os.stat(self._path)):
-                return file
-        except BaseException:
-            os.close(file)
-            raise
-        os.close(file)
-        raise Gone
+
+def _tidy(folder: Path) -> None:
+    """Remove unfinished files of a writer: git's, and those of `write_atomically`."""
+    for pattern in ("**/*.lock", ".*.json.*"):
+        for path in folder.glob(pattern):
+            path.unlink(missing_ok=True)
+
+
+def claim(file: int, *, wait: bool = True) -> bool:
+    """Lock an open file for as long as it is open; ``False`` if another process has it and we do not wait."""
+    if fcntl is None:
+        return wait
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        return False
+    return True

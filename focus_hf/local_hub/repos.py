@@ -1,4 +1,4 @@
-"""Requests about repositories as a whole: identity, creation, settings, access, information, listing."""
+"""Requests about who one is, and about repositories as a whole: creation, settings, access."""
 
 from __future__ import annotations
 
@@ -8,18 +8,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from ..front_matter import card_metadata
-from .access import KINDS, find, hub, kind_of, target, visitor, writable, writer
-from .describe import describe
-from .errors import HubAnswer
-from .listing import listing
-from .requests import Body, text, with_body
+from .access import find, hub, named_visitor, target, writable, writer
+from .http import Body, HubAnswer, answer, text, with_body
+from .repository import KINDS
 
 
 def whoami(request: Request) -> Response:
-    user = visitor(request)
-    if user is None:
-        raise HubAnswer(401, "Invalid username or password.")
-    token: dict[str, Any] = {"displayName": "local", "role": user.role}
+    user = named_visitor(request)
     return JSONResponse(
         {
             "type": "user",
@@ -27,7 +22,7 @@ def whoami(request: Request) -> Response:
             "name": user.name,
             "fullname": user.name,
             "orgs": [],
-            "auth": {"type": "access_token", "accessToken": token},
+            "auth": {"type": "access_token", "accessToken": {"displayName": "local", "role": user.role}},
         }
     )
 
@@ -55,44 +50,38 @@ def _named(body: Body, default: str) -> tuple[str, str]:
 def create_repo(request: Request, body: Body) -> Response:
     user, here = writer(request), hub(request)
     kind, repo_id = _named(body, user.name)
-    here.storage.folder(kind, repo_id)  # refuses what cannot be a name
+    here.folder(kind, repo_id)  # refuses what cannot be a name
     if not here.owns(user, repo_id):
-        namespace = repo_id.split("/")[0]
-        raise HubAnswer(
-            403, f'You don\'t have the rights to create a {kind.rstrip("s")} under the namespace "{namespace}".'
-        )
+        message = f"You don't have the rights to create a {kind.removesuffix('s')} under the namespace"
+        raise HubAnswer(403, f'{message} "{repo_id.split("/")[0]}".')
     private = bool(body.get("private")) or body.get("visibility") == "private"
     url = f"{str(request.base_url).rstrip('/')}/{'' if kind == 'models' else kind + '/'}{repo_id}"
     try:
-        here.storage.create(kind, repo_id, user.name, private=private)
-    except HubAnswer as error:
-        if error.status == 409:
-            error.extra = {"url": url}
-        raise
+        here.create(kind, repo_id, user.name, private=private)
+    except HubAnswer as error:  # the name is taken: the client may be content with what is there
+        return answer(request, error, url=url)
     return JSONResponse({"url": url, "name": repo_id, "id": repo_id})
 
 
 @with_body
 def delete_repo(request: Request, body: Body) -> Response:
-    user = writer(request)
-    kind, repo_id = _named(body, user.name)
-    find(request, kind, repo_id, user).check_write()
-    hub(request).storage.delete(kind, repo_id)
+    kind, repo_id = _named(body, writer(request).name)
+    find(request, kind, repo_id).check_write()
+    hub(request).delete(kind, repo_id)
     return JSONResponse({})
 
 
 @with_body
 def settings(request: Request, body: Body) -> Response:
     """Who may see a repository, and who may have its files."""
-    found, _ = writable(request)
-    changes: dict[str, Any] = {}
+    found, changes = writable(request).repository, dict[str, Any]()
     if body.get("visibility") is not None or body.get("private") is not None:
         changes["private"] = body.get("visibility") == "private" or bool(body.get("private"))
     if body.get("gated") is not None:
         if body["gated"] not in ("auto", "manual", False):
             raise HubAnswer(400, f'gated must be "auto", "manual" or false, not {body["gated"]!r}')
         changes["gated"] = body["gated"]
-    with found.repository.changing() as meta:
+    with found.changing() as meta:
         meta.update(changes)
     return JSONResponse({"private": meta["private"], "gated": meta["gated"]})
 
@@ -100,26 +89,14 @@ def settings(request: Request, body: Body) -> Response:
 @with_body
 def grant_access(request: Request, body: Body) -> Response:
     """Let somebody have the files of a gated repository; there is no asking for it here."""
-    found, name = writable(request)[0], text(body, "user")
-    with found.repository.changing() as meta:
+    found, name = writable(request).repository, text(body, "user")
+    with found.changing() as meta:
         if not meta["gated"]:
-            raise HubAnswer(400, f"{found.repo_id} is not gated")
+            raise HubAnswer(400, f"{found.id} is not gated")
         if name in meta["access"]:
             raise HubAnswer(400, f"{name} has access already")
         meta["access"] = [*meta["access"], name]
     return JSONResponse({})
-
-
-def info(request: Request) -> Response:
-    found, query = target(request), request.query_params
-    commit = found.repository.resolve(request.path_params.get("revision", "main"))
-    row = describe(found.repo_id, found.repository, commit, blobs="blobs" in query)
-    return JSONResponse(row)
-
-
-def list_repos(request: Request) -> Response:
-    rows, following = listing(request, kind_of(request))
-    return JSONResponse(rows, headers={"Link": f'<{following}>; rel="next"'} if following else None)
 
 
 def auth_check(request: Request) -> Response:

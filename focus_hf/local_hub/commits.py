@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import re
 import tempfile
 from collections.abc import Iterator
 from typing import IO, Any
 
 from starlette.concurrency import run_in_threadpool
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from .access import Target, hub, target, writer
-from .changes import LFS_POINTER, Changes, read_pointer
-from .errors import HubAnswer
-from .paths import check_path
-from .pull_requests import new_pull_request, pull_request_ref
-from .requests import MAX_FILES, Body, check_count, number_of_bytes, read_json, text, with_body
-from .users import User
+from .changes import LFS_POINTER, Changes, check_path, read_pointer
+from .http import MAX_FILES, Body, HubAnswer, read_json, receive, sizes, text, with_body
+from .hub import User
+from .pull_requests import new_pull_request
+from .repository import Repository, is_at
 
 #: Bytes of a commit. What does not go through LFS is small; the client sends a few hundred files at a time.
 MAX_COMMIT = 2 * 1024**3
@@ -28,26 +26,20 @@ MAX_COMMIT = 2 * 1024**3
 _LINE_OVERHEAD = 64 * 1024
 
 _PULL_REQUEST = re.compile(r"refs/pr/([0-9]{1,9})")
-_ASK = "Forbidden: pass `create_pr=1` as a query parameter to create a Pull Request"
 
 
 @with_body
 def preupload(request: Request, body: Body) -> Response:
     """Say of each file whether it comes inside the commit or through LFS."""
-    found, _ = _committer(request)
-    commit = found.repository.resolve(request.path_params["revision"])
-    files, threshold, rows = found.repository.files(commit), hub(request).lfs_threshold, []
-    try:
-        check_count(body["files"])
-        wanted = [(str(file["path"]), number_of_bytes(file["size"])) for file in body["files"]]
-    except (KeyError, TypeError, ValueError):
-        raise HubAnswer(400, "Malformed preupload") from None
-    for path, size in wanted:
+    repository = _committer(request)[0].repository
+    commit = repository.resolve(request.path_params["revision"])
+    files, rows = repository.files(commit), []
+    for path, size in sizes(body, "files", "path"):
         existing = files.get(path)
         rows.append(
             {
                 "path": path,
-                "uploadMode": "lfs" if size > threshold else "regular",
+                "uploadMode": "lfs" if size > hub(request).lfs_threshold else "regular",
                 "shouldIgnore": False,
                 "oid": None if existing is None else (existing.lfs or existing.blob_id),
             }
@@ -67,13 +59,12 @@ def xet_token(request: Request) -> Response:
 def _committer(request: Request) -> tuple[Target, User]:
     """Who may commit where the request wants to: anybody who sees a repository may suggest changes to it."""
     user, found = writer(request), target(request)
-    number = _PULL_REQUEST.fullmatch(request.path_params["revision"])
-    if number:
+    if number := _PULL_REQUEST.fullmatch(request.path_params["revision"]):
         known = found.repository.meta()["pull_requests"]
         if user.name not in [entry["author"] for entry in known if entry["num"] == int(number[1])]:
             found.check_write()
     elif not request.query_params.get("create_pr"):
-        found.check_write(_ASK)
+        found.check_write("Forbidden: pass `create_pr=1` as a query parameter to create a Pull Request")
     return found, user
 
 
@@ -84,53 +75,40 @@ async def commit(request: Request) -> Response:
     up anybody else.
     """
     found, user = await run_in_threadpool(_committer, request)
-    with tempfile.TemporaryFile(dir=hub(request).storage.staging.folder) as body:
-        received = 0
-        try:
-            async for chunk in request.stream():
-                received += len(chunk)
-                if received > MAX_COMMIT:
-                    raise HubAnswer(413, f"The commit has more than {MAX_COMMIT:,} bytes: send several")
-                await run_in_threadpool(body.write, chunk)
-        except ClientDisconnect:
-            return Response(status_code=400)  # nobody is there to read it
-        return await run_in_threadpool(_commit, request, found, user, body)
+    with tempfile.TemporaryFile(dir=hub(request).staging) as body:
+        refusal = HubAnswer(413, f"The commit has more than {MAX_COMMIT:,} bytes: send several")
+        await receive(request, body.write, MAX_COMMIT, refusal)
+        body.seek(0)
+        return await run_in_threadpool(_commit, request, found.repository, user, body)
 
 
-def _commit(request: Request, found: Target, user: User, body: IO[bytes]) -> Response:
-    body.seek(0)
-    header, changes = _read_changes(request, found, body)
-    revision, base = request.path_params["revision"], str(request.base_url).rstrip("/")
-    summary, description = text(header, "summary"), header.get("description")
-    message = "\n\n".join([summary, *([text(header, "description")] if description else [])])
+def _commit(request: Request, repository: Repository, user: User, body: IO[bytes]) -> Response:
+    header, changes = _read_changes(repository, body, longest=hub(request).lfs_threshold)
+    revision, base = request.path_params["revision"], str(request.base_url).rstrip("/") + repository.path
+    message = summary = text(header, "summary")
+    if header.get("description"):
+        message += "\n\n" + text(header, "description")
     parent = text(header, "parentCommit") if header.get("parentCommit") else None
-    answer: dict[str, Any] = {}
+    answer: dict[str, Any] = {"success": True}
     if request.query_params.get("create_pr"):
-        start = _start(found, revision, parent)
-        with new_pull_request(found.repository, user.name, summary, revision) as entry:
-            number = entry["num"]
-            oid = found.repository.commit(pull_request_ref(number), changes, message, user.name, start=start)
-        answer["pullRequestUrl"] = f"{base}{found.path}/discussions/{number}"
+        start = repository.resolve(revision)
+        if parent and not is_at(start, parent):  # it starts at the commit that its author saw
+            start = repository.resolve(parent)
+        with new_pull_request(repository, user.name, summary, revision) as entry:
+            oid = repository.commit(entry["ref"], changes, message, user.name, start=start)
+        answer["pullRequestUrl"] = f"{base}/discussions/{entry['num']}"
     else:
         ref = revision if _PULL_REQUEST.fullmatch(revision) else f"refs/heads/{revision}"
-        oid = found.repository.commit(ref, changes, message, user.name, parent)
-    return JSONResponse({**answer, "success": True, "commitOid": oid, "commitUrl": f"{base}{found.path}/commit/{oid}"})
+        oid = repository.commit(ref, changes, message, user.name, parent)
+    return JSONResponse({**answer, "commitOid": oid, "commitUrl": f"{base}/commit/{oid}"})
 
 
-def _start(found: Target, revision: str, parent: str | None) -> str:
-    """Where a pull request starts: at the commit that its author saw, or where its branch is now."""
-    head = found.repository.resolve(revision)
-    if parent is None or (len(parent) >= 7 and head.startswith(parent)):
-        return head
-    return found.repository.resolve(parent)
-
-
-def _read_changes(request: Request, found: Target, body: IO[bytes]) -> tuple[dict[str, Any], Changes]:
+def _read_changes(repository: Repository, body: IO[bytes], longest: int) -> tuple[dict[str, Any], Changes]:
     """Header and changes of a commit; the files go straight to the repository, where nothing names them yet."""
     header: dict[str, Any] = {}
     changes = Changes()
     try:
-        for line in _lines(body, longest=hub(request).lfs_threshold):
+        for line in _lines(body, longest):
             item = read_json(line)
             key, value = item["key"], item["value"]
             if key == "header":
@@ -140,17 +118,17 @@ def _read_changes(request: Request, found: Target, body: IO[bytes]) -> tuple[dic
             if key == "file":
                 raw = value["content"]
                 content = base64.b64decode(raw, validate=True) if value.get("encoding") == "base64" else raw.encode()
-                _check_pointer(found, content)
-                changes.files[path] = found.repository.store_blob(content)
+                _check_pointer(repository, content)
+                changes.files[path] = repository.store_blob(content)
             elif key == "lfsFile":
-                changes.files[path] = found.repository.store_blob(_pointer(found, value["oid"]))
+                changes.files[path] = repository.store_blob(_pointer(repository, value["oid"]))
             elif key == "deletedFile":
                 changes.files[path] = None
             elif key == "deletedFolder":
                 changes.folders.append(path)
             else:
                 raise HubAnswer(400, f"Unknown operation {key!r} in commit")
-    except (AttributeError, KeyError, TypeError, ValueError, RecursionError, binascii.Error) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise HubAnswer(400, f"Malformed commit: {error!r}"[:300]) from None
     return header, changes
 
@@ -166,15 +144,15 @@ def _lines(body: IO[bytes], longest: int) -> Iterator[bytes]:
         yield line
 
 
-def _pointer(found: Target, oid: str) -> bytes:
-    stored = found.repository.lfs_path(oid)
+def _pointer(repository: Repository, oid: str) -> bytes:
+    stored = repository.lfs_path(oid)
     if not stored.is_file():
         raise HubAnswer(400, f"LFS object {oid} was not uploaded to this repository")
     return LFS_POINTER.format(oid=oid, size=stored.stat().st_size).encode()
 
 
-def _check_pointer(found: Target, content: bytes) -> None:
+def _check_pointer(repository: Repository, content: bytes) -> None:
     """Refuse a file that looks like the pointer to a large file but is not one of this repository's."""
     named = read_pointer(content)
-    if named and content != _pointer(found, named[0]):
+    if named and content != _pointer(repository, named[0]):
         raise HubAnswer(400, f"LFS object {named[0]} has another size than its pointer says")
