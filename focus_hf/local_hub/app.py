@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import secrets
 import socket
 import threading
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import Any
 
 import uvicorn
@@ -16,17 +18,15 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.routing import Route
 
-from . import commits, contents, describe, lfs, pages, repos
-from . import pull_requests as pulls
-from .http import ENCODED_SLASH, Front, HubAnswer, answer, out_of_space
-from .hub import LFS_THRESHOLD, OWNER, Hub, User, new_token, owner_token
+from . import contents, pages, pull_requests, repos, uploads
+from .http import ENCODED_SLASH, Front, HubAnswer, answer
+from .hub import LFS_THRESHOLD, OWNER, Hub, User, owner_token
 from .repository import KINDS
+from .visit import Visit, answering
 
 
-class KindConvertor(Convertor[str]):
-    """One segment of a URL: a type of repository."""
-
-    regex = "|".join(KINDS)
+class _Part(Convertor[str]):
+    """A part of a URL, whose slashes were set aside by `Front` if it has any."""
 
     def convert(self, value: str) -> str:
         return value.replace(ENCODED_SLASH, "/")
@@ -35,21 +35,66 @@ class KindConvertor(Convertor[str]):
         return value.replace("/", ENCODED_SLASH)
 
 
-class ReferenceConvertor(KindConvertor):
-    """One segment of a URL: a branch, tag or commit."""
+# A type of repository; a branch, tag or commit; the rest of a URL, a path inside a repository, or nothing.
+for _name, _regex in {"kind": "|".join(KINDS), "reference": "[^/]+", "file": "(?s:/.+)?"}.items():
+    register_url_convertor(_name, type(_name, (_Part,), {"regex": _regex})())
 
-    regex = "[^/]+"
+#: Requests about a repository: method, the rest of the URL, and what answers.
+_API: list[tuple[str, str, Callable[[Visit], Any]]] = [
+    ("GET", "", repos.info),
+    ("GET", "/revision/{revision:reference}", repos.info),
+    ("PUT", "/settings", repos.settings),
+    ("GET", "/auth-check", repos.auth_check),
+    ("GET", "/auth-check/{write}", repos.auth_check),
+    ("POST", "/user-access-request/grant", repos.grant_access),
+    ("GET", "/tree/{revision:reference}{path:file}", contents.tree),
+    ("POST", "/paths-info/{revision:reference}", contents.paths_info),
+    ("GET", "/commits/{revision:reference}", contents.commits),
+    ("GET", "/refs", contents.refs),
+    ("POST", "/branch/{ref:reference}", contents.create_branch),
+    ("DELETE", "/branch/{ref:reference}", contents.delete_branch),
+    ("POST", "/tag/{revision:reference}", contents.create_tag),
+    ("DELETE", "/tag/{ref:reference}", contents.delete_tag),
+    ("POST", "/preupload/{revision:reference}", uploads.preupload),
+    ("GET", "/xet-write-token/{revision:reference}", uploads.xet_token),
+    ("GET", "/discussions", pull_requests.list_pull_requests),
+    ("POST", "/discussions", pull_requests.open_pull_request),
+    ("GET", "/discussions/{number:int}", pull_requests.pull_request),
+    ("POST", "/discussions/{number:int}/status", pull_requests.change_status),
+    ("POST", "/discussions/{number:int}/merge", pull_requests.merge),
+]
+
+_PAGES: list[tuple[str, str, Callable[[Visit], Any]]] = [
+    ("POST", ".git/info/lfs/objects/batch", uploads.lfs_batch),
+    ("GET", "/resolve/{revision:reference}{path:file}", contents.resolve),
+    ("GET", "", pages.page("card", pages.card)),
+    ("GET", "/tree/{revision:reference}{path:file}", pages.page("tree", contents.tree)),
+    ("GET", "/blob/{revision:reference}{path:file}", pages.page("blob", contents.resolve)),
+    ("GET", "/commits/{revision:reference}", pages.page("commits", partial(contents.commits, most=201))),
+    ("GET", "/commit/{revision:reference}", pages.page("commit", pages.commit)),
+    ("GET", "/discussions", pages.page("pull_requests", pull_requests.list_pull_requests)),
+    ("GET", "/discussions/{number:int}", pages.page("pull_request", pull_requests.pull_request)),
+]
 
 
-class FileConvertor(KindConvertor):
-    """The rest of a URL: a path inside a repository."""
-
-    regex = "(?s:.+)"
-
-
-register_url_convertor("kind", KindConvertor())
-register_url_convertor("reference", ReferenceConvertor())
-register_url_convertor("file", FileConvertor())
+def _routes() -> list[Route]:
+    one = "/{namespace}/{name}"
+    rows = [
+        ("GET", "/", pages.page("index", pages.index)),
+        ("GET", "/api/whoami-v2", repos.whoami),
+        ("POST", "/api/validate-yaml", repos.validate_yaml),
+        ("POST", "/api/repos/create", repos.create_repo),
+        ("DELETE", "/api/repos/delete", repos.delete_repo),
+        ("GET", "/api/{kind:kind}", repos.list_repos),
+        *((method, f"/api/{{kind:kind}}{one}{rest}", handler) for method, rest, handler in _API),
+        *((method, f"/{{kind:kind}}{one}{rest}", handler) for method, rest, handler in _PAGES),
+        *((method, f"{one}{rest}", handler) for method, rest, handler in _PAGES),
+    ]
+    return [
+        Route(f"/api/{{kind:kind}}{one}/commit/{{revision:reference}}", uploads.commit, methods=["POST"]),
+        Route("/lfs/{oid}", uploads.lfs_upload, methods=["PUT"]),
+        *(Route(path, answering(handler), methods=[method]) for method, path, handler in rows),
+    ]
 
 
 def create_app(
@@ -75,67 +120,13 @@ def create_app(
     """
     handlers: dict[Any, Any] = {
         HubAnswer: answer,
-        OSError: out_of_space,
+        OSError: answer,
         ClientDisconnect: lambda request, error: Response(status_code=400),  # nobody is there to read it
     }
-    app = Starlette(routes=[*_api_routes(), *_routes()], exception_handlers=handlers)
-    app.state.hub = Hub(root, {token or new_token(): OWNER} if users is None else users, lfs_threshold)
+    app = Starlette(routes=_routes(), exception_handlers=handlers)
+    app.state.hub = Hub(root, {token or secrets.token_urlsafe(24): OWNER} if users is None else users, lfs_threshold)
     app.add_middleware(Front, allowed=allow_hosts)
     return app
-
-
-def _api_routes() -> list[Route]:
-    api, delete, post, put = "/api/{kind:kind}/{namespace}/{name}", ["DELETE"], ["POST"], ["PUT"]
-    both = [*post, *delete]
-    one = f"{api}/discussions/{{number:int}}"
-    return [
-        Route("/api/whoami-v2", repos.whoami),
-        Route("/api/validate-yaml", repos.validate_yaml, methods=post),
-        Route("/api/repos/create", repos.create_repo, methods=post),
-        Route("/api/repos/delete", repos.delete_repo, methods=delete),
-        Route("/api/{kind:kind}", describe.list_repos),
-        Route(api, describe.info),
-        Route(f"{api}/settings", repos.settings, methods=put),
-        Route(f"{api}/auth-check", repos.auth_check),
-        Route(f"{api}/auth-check/{{write}}", repos.auth_check),
-        Route(f"{api}/revision/{{revision:reference}}", describe.info),
-        Route(f"{api}/tree/{{revision:reference}}", contents.tree),
-        Route(f"{api}/tree/{{revision:reference}}/{{path:file}}", contents.tree),
-        Route(f"{api}/paths-info/{{revision:reference}}", contents.paths_info, methods=post),
-        Route(f"{api}/commits/{{revision:reference}}", contents.commits),
-        Route(f"{api}/refs", contents.refs),
-        Route(f"{api}/branch/{{ref:reference}}", contents.branch, methods=both),
-        Route(f"{api}/tag/{{ref:reference}}", contents.tag, methods=both),
-        Route(f"{api}/preupload/{{revision:reference}}", commits.preupload, methods=post),
-        Route(f"{api}/xet-write-token/{{revision:reference}}", commits.xet_token),
-        Route(f"{api}/commit/{{revision:reference}}", commits.commit, methods=post),
-        Route(f"{api}/user-access-request/grant", repos.grant_access, methods=post),
-        Route(f"{api}/discussions", pulls.list_pull_requests),
-        Route(f"{api}/discussions", pulls.open_pull_request, methods=post),
-        Route(one, pulls.pull_request),
-        Route(f"{one}/status", pulls.change_status, methods=post),
-        Route(f"{one}/merge", pulls.merge, methods=post),
-        Route("/lfs/{oid}", lfs.lfs_upload, methods=put),
-    ]
-
-
-def _routes() -> list[Route]:
-    routes = [Route("/", pages.index)]
-    for prefix in ("/{kind:kind}", ""):
-        git = f"{prefix}/{{namespace}}/{{name}}"
-        routes += [
-            Route(f"{git}.git/info/lfs/objects/batch", lfs.lfs_batch, methods=["POST"]),
-            Route(f"{git}/resolve/{{revision:reference}}/{{path:file}}", contents.resolve),
-            Route(git, pages.card),
-            Route(f"{git}/tree/{{revision:reference}}", pages.tree),
-            Route(f"{git}/tree/{{revision:reference}}/{{path:file}}", pages.tree),
-            Route(f"{git}/blob/{{revision:reference}}/{{path:file}}", pages.blob),
-            Route(f"{git}/commits/{{revision:reference}}", pages.commits),
-            Route(f"{git}/commit/{{revision:reference}}", pages.commit),
-            Route(f"{git}/discussions", pages.pull_requests),
-            Route(f"{git}/discussions/{{number:int}}", pages.pull_request),
-        ]
-    return routes
 
 
 def serve(

@@ -9,7 +9,7 @@ from typing import Any
 
 from dulwich.index import validate_path_element_hfs, validate_path_element_ntfs
 
-from .http import HubAnswer
+from .http import HubAnswer, no_entry
 
 #: Folders inside one another: every command that walks a tree walks all of them for every file.
 MAX_PATH_DEPTH = 64
@@ -64,10 +64,6 @@ class Changes:
                 raise HubAnswer(400, f"{path} cannot be added: {taken} is a file, not a folder")
             if path in folders:
                 raise HubAnswer(400, f"{path} cannot be added: it is a folder, not a file")
-
-
-def no_entry(path: str) -> HubAnswer:
-    return HubAnswer(404, f"Entry not found: {path}", code="EntryNotFound")
 
 
 def read_pointer(data: bytes) -> tuple[str, int] | None:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
 
-from .access import target, writable
-from .changes import Entry, folders_of, no_entry
-from .describe import commit_row
-from .http import Body, HubAnswer, answer, check_count, text, with_body
+from .changes import Entry, folders_of
+from .http import HubAnswer, answer, check_count, no_entry, text
+from .repos import commit_row
+from .visit import Visit
 
 #: Fetching one of these counts as one download of the repository.
 COUNTED = ("adapter_config.json", "config.json")
@@ -36,9 +38,6 @@ _RANGE = re.compile(r"\s*bytes\s*=\s*([0-9]{0,19})\s*-\s*([0-9]{0,19})\s*", re.I
 _BLOCK = 1 << 18
 
 
-# -- files ---------------------------------------------------------------------------------------------------------
-
-
 def inside(files: dict[str, Entry], folder: str, *, recursive: bool = False) -> dict[str, Entry | None]:
     """Files and folders (``None``) that a folder holds, by path.
 
@@ -58,51 +57,43 @@ def inside(files: dict[str, Entry], folder: str, *, recursive: bool = False) -> 
     return dict(sorted(found.items()))
 
 
-def tree(request: Request) -> Response:
-    found = target(request).repository
-    commit = found.resolve(request.path_params["revision"])
-    recursive = request.query_params.get("recursive", "").lower() in ("true", "1")
-    last = commit_row(found.describe_commit(commit))
-    rows = [
+def tree(visit: Visit) -> list[dict[str, Any]]:
+    files, commit = visit.repository.files(visit.commit), visit.commit
+    recursive = visit.query.get("recursive", "").lower() in ("true", "1")
+    last = commit_row(visit.repository.describe_commit(commit))
+    return [
         {"type": "directory", "path": path, "oid": commit, "size": 0}
         if entry is None
         else {"type": "file", "path": path, **entry.facts(), "lastCommit": last}
-        for path, entry in inside(
-            found.files(commit), request.path_params.get("path", "").strip("/"), recursive=recursive
-        ).items()
+        for path, entry in inside(files, visit.path, recursive=recursive).items()
     ]
-    return JSONResponse(rows)
 
 
-@with_body
-def paths_info(request: Request, body: Body) -> Response:
-    found = target(request).repository
-    files = found.files(found.resolve(request.path_params["revision"]))
+def paths_info(visit: Visit) -> list[dict[str, Any]]:
+    files = visit.repository.files(visit.commit)
     folders = folders_of(files)
-    wanted, rows = body.get("paths", []), []
-    wanted = wanted if isinstance(wanted, list) else [wanted]
+    wanted, rows = visit.body.get("paths", []), []
+    if not isinstance(wanted, list) or not all(isinstance(path, str) for path in wanted):
+        raise HubAnswer(400, "paths must be a list of texts")
     check_count(wanted)
     for path in wanted:
-        if not isinstance(path, str):
-            raise HubAnswer(400, "paths must be a list of texts")
         if path in files:
             rows.append({"type": "file", "path": path, **files[path].facts()})
         elif path.rstrip("/") in folders:
             rows.append({"type": "directory", "path": path, "oid": "0" * 40, "size": 0})
-    return JSONResponse(rows)
+    return rows
 
 
-def resolve(request: Request) -> Response:
+def resolve(visit: Visit) -> Response:
     """A file, or the part of it that is asked for."""
-    found = target(request)
-    repository, path = found.repository, request.path_params["path"]
-    if path != "README.md":  # who is asked to request access may read what for
-        found.check_files()
-    commit = repository.resolve(request.path_params["revision"])
-    entry = repository.entry(commit, path)
+    refusal = visit.refusal()
+    if refusal and visit.path != "README.md":  # who is asked to request access may read what for
+        raise refusal
+    repository, path = visit.repository, visit.path
+    entry = repository.entry(visit.commit, path)
     etag = f'"{entry.lfs or entry.blob_id}"'
     headers = {
-        "X-Repo-Commit": commit,
+        "X-Repo-Commit": visit.commit,
         "ETag": etag,
         "Accept-Ranges": "bytes",
         "Content-Type": _media_type(path),
@@ -110,24 +101,23 @@ def resolve(request: Request) -> Response:
     }
     if entry.lfs is not None:
         headers["X-Linked-Etag"], headers["X-Linked-Size"] = etag, str(entry.size)
-    span, status = _span(request, entry.size, etag), 200
+    span, status = _span(visit.request, entry.size, etag), 200
     first, stop = span or (0, entry.size)
     if span:
         if first >= stop:
-            refused = answer(
-                request, HubAnswer(416, f"Cannot serve {request.headers['range']!r} of {entry.size} bytes")
-            )
+            wanted = visit.request.headers["range"]
+            refused = answer(visit.request, HubAnswer(416, f"Cannot serve {wanted!r} of {entry.size} bytes"))
             refused.headers["Content-Range"] = f"bytes */{entry.size}"
             return refused
         headers["Content-Range"], status = f"bytes {first}-{stop - 1}/{entry.size}", 206
     headers["Content-Length"] = str(stop - first)
-    if request.method == "HEAD":
+    if visit.request.method == "HEAD":
         return Response(status_code=status, headers=headers)
     if path in COUNTED:
         with repository.changing() as meta:
             meta["downloads"] += 1
     if entry.lfs is None:
-        return Response(repository.read(entry)[first:stop], status_code=status, headers=headers)
+        return Response(repository.read(entry)[first:stop], status, headers)
     return StreamingResponse(_part(repository.lfs_path(entry.lfs), first, stop), status, headers)
 
 
@@ -163,43 +153,39 @@ def _media_type(path: str) -> str:
     return _SHOWN.get(name.suffix.lower() or name.name, "application/octet-stream")
 
 
-# -- history -------------------------------------------------------------------------------------------------------
+def commits(visit: Visit, most: int | None = None) -> list[dict[str, Any]]:
+    return [commit_row(commit) for commit in islice(visit.repository.history(visit.commit), most)]
 
 
-def commits(request: Request) -> Response:
-    found = target(request).repository
-    return JSONResponse(list(map(commit_row, found.history(found.resolve(request.path_params["revision"])))))
-
-
-def refs(request: Request) -> Response:
-    found = target(request).repository
+def refs(visit: Visit) -> dict[str, list[dict[str, str]]]:
     kinds = {"refs/heads/": "branches", "refs/convert/": "converts", "refs/tags/": "tags"}
-    if request.query_params.get("include_prs"):
+    if visit.query.get("include_prs"):
         kinds["refs/pr/"] = "pullRequests"
     rows: dict[str, list[dict[str, str]]] = {kind: [] for kind in kinds.values()}
-    for ref, commit in sorted(found.refs().items()):
+    for ref, commit in sorted(visit.repository.refs().items()):
         for prefix, kind in kinds.items():
             if ref.startswith(prefix):
                 name = ref if kind == "pullRequests" else ref.removeprefix(prefix)
                 rows[kind].append({"name": name, "ref": ref, "targetCommit": commit})
-    return JSONResponse(rows)
+    return rows
 
 
-@with_body
-def branch(request: Request, body: Body) -> Response:
-    found, ref = writable(request).repository, f"refs/heads/{request.path_params['ref']}"
-    if request.method == "DELETE":
-        found.delete_ref(ref)
-    else:
-        found.add_ref(ref, found.resolve(text(body, "startingPoint", "main")))
-    return JSONResponse({})
+def create_branch(visit: Visit) -> dict[str, Any]:
+    start = visit.writable().resolve(text(visit.body, "startingPoint", "main"))
+    visit.repository.add_ref(f"refs/heads/{visit.named['ref']}", start)
+    return {}
 
 
-@with_body
-def tag(request: Request, body: Body) -> Response:
-    found, name = writable(request).repository, request.path_params["ref"]
-    if request.method == "DELETE":
-        found.delete_ref(f"refs/tags/{name}")
-    else:
-        found.add_ref(f"refs/tags/{text(body, 'tag')}", found.resolve(name))
-    return JSONResponse({})
+def delete_branch(visit: Visit) -> dict[str, Any]:
+    visit.writable().delete_ref(f"refs/heads/{visit.named['ref']}")
+    return {}
+
+
+def create_tag(visit: Visit) -> dict[str, Any]:
+    visit.writable().add_ref(f"refs/tags/{text(visit.body, 'tag')}", visit.commit)
+    return {}
+
+
+def delete_tag(visit: Visit) -> dict[str, Any]:
+    visit.writable().delete_ref(f"refs/tags/{visit.named['ref']}")
+    return {}

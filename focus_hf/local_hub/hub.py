@@ -8,19 +8,23 @@ import secrets
 import shutil
 import tempfile
 import threading
-import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Literal
+from tempfile import TemporaryDirectory
+from typing import Literal
 
 from huggingface_hub.utils import HFValidationError, validate_repo_id
 
 from .changes import is_device
 from .http import Gone, HubAnswer
-from .locks import WriteLock, claim
 from .repository import KINDS, Repository
+
+try:
+    import fcntl
+except ImportError:  # Windows: one server at a time is up to the user there
+    fcntl = None  # type: ignore[assignment]
 
 #: Names that mean something else at the start of a URL.
 RESERVED = frozenset({"api", "lfs", *KINDS})
@@ -60,11 +64,6 @@ class User:
 OWNER = User("demo", everywhere=True)
 
 
-def new_token() -> str:
-    """A token that nobody can guess."""
-    return secrets.token_urlsafe(24)
-
-
 def owner_token(root: str | os.PathLike[str]) -> str:
     """The token of a Hub's owner: made when the Hub first starts, and kept where only she can read it."""
     path = Path(root) / TOKEN_FILE
@@ -72,18 +71,15 @@ def owner_token(root: str | os.PathLike[str]) -> str:
     if not path.is_file() or not path.read_text("ascii").strip():
         handle, partial = tempfile.mkstemp(dir=path.parent, prefix=".token.")  # readable by nobody else
         with os.fdopen(handle, "w") as file:
-            file.write(new_token())
+            file.write(secrets.token_urlsafe(24))
         os.replace(partial, path)
     return path.read_text("ascii").strip()
 
 
 class Hub:
-    """What every request handler needs: repositories as ``kind/namespace/name.git``, and users.
+    """What every request handler needs: repositories as ``kind/namespace/name.git``, users by token, and who writes.
 
-    Args:
-        root: created if it does not exist.
-        users: user by token; plain names stand for users who may read and write.
-        lfs_threshold: files larger than this many bytes go through LFS instead of the commit itself.
+    Its arguments are those of `create_app`.
     """
 
     def __init__(
@@ -98,29 +94,55 @@ class Hub:
         self.secret = secrets.token_bytes(32)  # signs upload addresses
         self.staging = self.root / "staging"  # for what is not complete yet; on the same disk as the final places
         self.staging.mkdir(parents=True, exist_ok=True)
-        self.lock = WriteLock(self.root / "writing")
         self._open: dict[Path, Repository] = {}
         self._opening = threading.Lock()
-        with self.lock.held(self.staging):
+        self._threads, self._writing = threading.RLock(), False
+        self._alive = os.open(self.root / "alive", os.O_RDWR | os.O_CREAT, 0o644)
+        if _claim(self._alive, wait=False):  # nobody else serves this folder: what is staged is of processes that died
             for path in self.staging.iterdir():
-                _remove_if_abandoned(path)
+                shutil.rmtree(path, ignore_errors=True)
+        _claim(self._alive, shared=True)
 
     def close(self) -> None:
         with self._opening:
             for repository in self._open.values():
                 repository.close()
             self._open.clear()
+        os.close(self._alive)
 
-    def owns(self, user: User | None, repo_id: str) -> bool:
-        """Whether a user's own tokens may read and write everything in a repository."""
-        return user is not None and (user.everywhere or repo_id.split("/")[0] == user.name)
+    @contextmanager
+    def writing(self, folder: Path) -> Iterator[None]:
+        """Write to a folder inside the block, as the only thread and process that does; it may be entered again.
+
+        The lock's file names the folder for as long as somebody writes: a name that is found there is that of a writer
+        that died in the middle, and what it left is removed.
+        """
+        with self._threads:
+            if self._writing:
+                yield
+                return
+            file = os.open(self.root / "writing", os.O_RDWR | os.O_CREAT, 0o644)
+            try:
+                _claim(file)
+                if left := os.read(file, 4096):
+                    _tidy(self.root / os.fsdecode(left))
+                    os.ftruncate(file, 0)
+                    os.lseek(file, 0, os.SEEK_SET)
+                os.write(file, os.fsencode(folder.relative_to(self.root)))
+                self._writing = True
+                try:
+                    yield
+                except OSError:  # a full disk can leave behind what a writer that died does
+                    _tidy(folder)
+                    raise
+                finally:
+                    self._writing = False
+                    os.ftruncate(file, 0)
+            finally:
+                os.close(file)
 
     def folder(self, kind: str, repo_id: str) -> Path:
-        """Where a repository is or would be.
-
-        Raises:
-            HubAnswer: 400 for a name that no repository can have.
-        """
+        """Where a repository is or would be; a 400 for a name that none can have."""
         try:
             validate_repo_id(repo_id)
         except HFValidationError as error:
@@ -141,7 +163,7 @@ class Hub:
                 self._forget(folder)
                 raise Gone
             if folder not in self._open:
-                self._open[folder] = Repository(folder, kind, repo_id, self.lock)
+                self._open[folder] = Repository(folder, kind, repo_id, self.writing)
             return self._open[folder]
 
     def names(self, kind: str) -> list[str]:
@@ -151,55 +173,43 @@ class Hub:
     def create(self, kind: str, repo_id: str, author: str, *, private: bool) -> None:
         """Make a repository; it appears whole or not at all."""
         folder = self.folder(kind, repo_id)
-        with self.lock.held(self.staging):
+        with self.writing(self.staging), TemporaryDirectory(dir=self.staging) as partial:
             if folder.exists():
-                raise HubAnswer(409, f"You already created this {kind.rstrip('s')} repo")
-            partial = Path(tempfile.mkdtemp(dir=self.staging))
-            try:
-                partial.chmod(0o755)
-                made = Repository.create(partial, kind, repo_id, self.lock, author)
-                made.write_meta({"private": private, "created": time.time()})
-                made.close()
-                folder.parent.mkdir(parents=True, exist_ok=True)
-                os.rename(partial, folder)
-            finally:
-                shutil.rmtree(partial, ignore_errors=True)
+                raise HubAnswer(409, f"You already created this {kind.removesuffix('s')} repo")
+            made = Path(partial) / "repository"
+            Repository.create(made, kind, repo_id, self.writing, author, private=private).close()
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            os.rename(made, folder)
 
     def delete(self, kind: str, repo_id: str) -> None:
         """Remove a repository; it disappears whole or not at all, and in nobody's middle of writing to it."""
-        with self.lock.held(self.staging):
+        with TemporaryDirectory(dir=self.staging, ignore_cleanup_errors=True) as gone, self.writing(self.staging):
             found = self.find(kind, repo_id)
-            gone = Path(tempfile.mkdtemp(dir=self.staging))
             with self._opening:
-                os.rename(found.folder, gone / "repository")
+                os.rename(found.folder, Path(gone) / "repository")
                 self._forget(found.folder)
-        shutil.rmtree(gone, ignore_errors=True)
 
     def _forget(self, folder: Path) -> None:
         if known := self._open.pop(folder, None):
             known.close()
 
-    @contextmanager
-    def upload(self) -> Iterator[IO[bytes]]:
-        """A file for what arrives, removed at the end of the block, or if we die, by the next Hub that starts here."""
-        with tempfile.NamedTemporaryFile(dir=self.staging, delete=False) as file:
-            claim(file.fileno())
-            os.chmod(file.name, 0o644)
-            try:
-                yield file
-            finally:
-                file.close()
-                Path(file.name).unlink(missing_ok=True)
 
+def _claim(file: int, *, shared: bool = False, wait: bool = True) -> bool:
+    """Lock an open file for as long as it is open; ``False`` if another process has it and we do not wait.
 
-def _remove_if_abandoned(path: Path) -> None:
-    """Remove what a process that died was about to move into place.
-
-    Folders are filled and emptied under the write lock, which whoever calls this holds; files that arrive are claimed.
+    The operating system gives the lock back when its holder dies.
     """
-    if path.is_dir():
-        shutil.rmtree(path, ignore_errors=True)
-        return
-    with suppress(FileNotFoundError), path.open("r+b") as file:
-        if claim(file.fileno(), wait=False):
-            path.unlink()
+    if fcntl is None:
+        return wait
+    try:
+        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _tidy(folder: Path) -> None:
+    """Remove unfinished files of a writer: git's, and those of `write_atomically`."""
+    for pattern in ("**/*.lock", ".*.json.*"):
+        for path in folder.glob(pattern):
+            path.unlink(missing_ok=True)

@@ -8,14 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-
-from .access import target, writer
-from .describe import commit_row, iso
-from .http import Body, HubAnswer, text, with_body
-from .hub import User
+from .http import HubAnswer, no_revision, text
+from .repos import commit_row, iso
 from .repository import Repository
+from .visit import Visit
 
 PullRequest = dict[str, Any]
 
@@ -45,17 +41,11 @@ def new_pull_request(
             "mergeCommitId": None,
         }
         if entry["base"] not in refs:
-            raise HubAnswer(404, f"Invalid rev id: {base}", code="RevisionNotFound")
+            raise no_revision(base)
         if entry["ref"] in refs:  # of a server that was killed right here
             repository.delete_ref(f"refs/pr/{number}")
         yield entry
         meta["pull_requests"] = [*meta["pull_requests"], entry]
-
-
-def find_pull_request(meta: dict[str, Any], number: int) -> PullRequest:
-    if not 1 <= number <= len(meta["pull_requests"]):
-        raise HubAnswer(404, f"Pull request {number} does not exist")
-    return meta["pull_requests"][number - 1]
 
 
 def _is_open(entry: PullRequest) -> bool:
@@ -72,35 +62,8 @@ def summary(repository: Repository, entry: PullRequest) -> dict[str, Any]:
     }
 
 
-def details(repository: Repository, number: int) -> dict[str, Any]:
-    """A pull request with its commits and conflicts."""
-    entry, refs = find_pull_request(repository.meta(), number), repository.refs()
-    ref, base = f"refs/pr/{number}", entry["base"]
-    events: list[dict[str, Any]] = []
-    clash: list[str] = []
-    if ref in refs and base in refs:
-        for row in map(commit_row, repository.history(refs[ref], known=refs[base])):
-            data = {"subject": row["title"], "oid": row["id"]}
-            events.append(_event("commit", row["date"], row["authors"][0]["user"], data))
-        clash = repository.conflicts(ref, base)[1] if _is_open(entry) else []
-    changes = {"base": base, "mergeCommitId": entry["mergeCommitId"]}
-    return {
-        **summary(repository, entry),
-        "events": events[::-1],
-        "filesWithConflicts": clash,
-        "changes": changes,
-    }
-
-
-def _event(kind: str, date: str, author: str, data: dict[str, Any]) -> dict[str, Any]:
-    return {"id": secrets.token_hex(12), "type": kind, "createdAt": date, "author": {"name": author}, "data": data}
-
-
-# -- requests ------------------------------------------------------------------------------------------------------
-
-
-def list_pull_requests(request: Request) -> Response:
-    found, query = target(request).repository, request.query_params
+def list_pull_requests(visit: Visit) -> dict[str, Any]:
+    found, query = visit.repository, visit.query
     kind, status, author = query.get("type", "all"), query.get("status", "all"), query.get("author")
     rows = [
         summary(found, entry)
@@ -109,55 +72,77 @@ def list_pull_requests(request: Request) -> Response:
         and status in ("all", "open" if _is_open(entry) else "closed")
         and author in (None, entry["author"])
     ]
-    return JSONResponse({"discussions": rows, "count": len(rows), "start": 0})
+    return {"discussions": rows, "count": len(rows), "start": 0}
 
 
-@with_body
-def open_pull_request(request: Request, body: Body) -> Response:
+def open_pull_request(visit: Visit) -> dict[str, Any]:
     """A draft to commit to; whoever sees a repository may suggest changes."""
-    user, found = writer(request), target(request).repository
-    if not body.get("pullRequest"):
+    user, found = visit.sender(), visit.repository
+    if not visit.body.get("pullRequest"):
         raise HubAnswer(400, "This Hub has pull requests and no other discussions")
-    title = text(body, "title", longest=MAX_TITLE)
+    title = text(visit.body, "title", longest=MAX_TITLE)
     with new_pull_request(found, user.name, title, "main", status="draft") as entry:
         found.add_ref(entry["ref"], found.resolve("main"))
-    return JSONResponse({"num": entry["num"], "url": f"{found.path}/discussions/{entry['num']}", "pullRequest": True})
+    return {"num": entry["num"], "url": f"{found.path}/discussions/{entry['num']}", "pullRequest": True}
 
 
-def pull_request(request: Request) -> Response:
-    return JSONResponse(details(target(request).repository, request.path_params["number"]))
+def pull_request(visit: Visit) -> dict[str, Any]:
+    """One pull request with its commits and conflicts."""
+    found = visit.repository
+    entry, refs = _named(visit, found.meta()), found.refs()
+    ref, base = f"refs/pr/{entry['num']}", entry["base"]
+    events: list[dict[str, Any]] = []
+    clash: list[str] = []
+    if ref in refs and base in refs:
+        for row in map(commit_row, found.history(refs[ref], known=refs[base])):
+            data = {"subject": row["title"], "oid": row["id"]}
+            events.insert(0, _event("commit", row["date"], row["authors"][0]["user"], data))
+        clash = found.conflicts(ref, base)[1] if _is_open(entry) else []
+    changes = {"base": base, "mergeCommitId": entry["mergeCommitId"]}
+    return {**summary(found, entry), "events": events, "filesWithConflicts": clash, "changes": changes}
 
 
-@with_body
-def change_status(request: Request, body: Body) -> Response:
+def change_status(visit: Visit) -> dict[str, Any]:
     """Close or open again."""
-    user, found, status = writer(request), target(request), body.get("status")
+    user, found, status = visit.sender(), visit.repository, visit.body.get("status")
     if status not in ("open", "closed"):
         raise HubAnswer(400, "status must be open or closed")
-    with found.repository.changing() as meta:
-        entry = find_pull_request(meta, request.path_params["number"])
+    with found.changing() as meta:
+        entry = _named(visit, meta)
         if entry["author"] != user.name:
-            found.check_write()
+            visit.check_write(found)
         if entry["status"] == "merged":
             raise HubAnswer(400, f"Pull request {entry['num']} is merged already")
         entry["status"] = status
-    return _new_status(entry, user)
+    return _new_status(entry, user.name)
 
 
-@with_body
-def merge(request: Request, body: Body) -> Response:
-    user, found, number = writer(request), target(request), request.path_params["number"]
-    found.check_write()
-    with found.repository.changing() as meta:
-        entry = find_pull_request(meta, number)
+def merge(visit: Visit) -> dict[str, Any]:
+    user, found = visit.sender(), visit.writable()
+    with found.changing() as meta:
+        entry = _named(visit, meta)
         if not _is_open(entry):
-            raise HubAnswer(400, f"Pull request {number} cannot be merged: it is {entry['status']}")
-        message = f"{entry['title']} (#{number})"
-        entry["mergeCommitId"] = found.repository.merge(f"refs/pr/{number}", entry["base"], message, user.name)
+            raise HubAnswer(400, f"Pull request {entry['num']} cannot be merged: it is {entry['status']}")
+        changes, clash = found.conflicts(f"refs/pr/{entry['num']}", entry["base"])
+        if clash:
+            raise HubAnswer(409, f"Cannot merge, files changed on both sides: {', '.join(clash)}")
+        message = f"{entry['title']} (#{entry['num']})"
+        entry["mergeCommitId"] = found.commit(entry["base"], changes, message, user.name)
         entry["status"] = "merged"
-    return _new_status(entry, user)
+    return _new_status(entry, user.name)
 
 
-def _new_status(entry: PullRequest, user: User) -> Response:
-    event = _event("status-change", iso(time.time()), user.name, {"status": entry["status"]})
-    return JSONResponse({"newStatus": event})
+def _named(visit: Visit, meta: dict[str, Any]) -> PullRequest:
+    """The pull request that the URL names."""
+    number = visit.named["number"]
+    if not 1 <= number <= len(meta["pull_requests"]):
+        raise HubAnswer(404, f"Pull request {number} does not exist")
+    return meta["pull_requests"][number - 1]
+
+
+def _new_status(entry: PullRequest, author: str) -> dict[str, Any]:
+    return {"newStatus": _event("status-change", iso(time.time()), author, {"status": entry["status"]})}
+
+
+def _event(kind: str, date: str, author: str, data: dict[str, Any]) -> dict[str, Any]:
+    return {"id": secrets.token_hex(12), "type": kind, "createdAt": date, "author": {"name": author}, "data": data}

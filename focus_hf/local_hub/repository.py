@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,14 @@ from dulwich.repo import Repo
 
 from ..files import write_atomically
 from ..front_matter import card_metadata
-from .changes import Changes, Entry, no_entry, read_pointer
-from .http import Gone, HubAnswer
-from .locks import WriteLock
+from .changes import Changes, Entry, read_pointer
+from .http import Gone, HubAnswer, no_entry, no_revision
 
 #: URL segment and storage folder of each repository type.
 KINDS = ("models", "datasets", "spaces")
+
+#: Write to a folder, as nobody else does.
+Lock = Callable[[Path], AbstractContextManager[None]]
 
 _META = "focus-hub.json"
 _HASH = re.compile(r"[0-9a-f]{40}")
@@ -39,19 +41,13 @@ def is_at(commit: str, parent: str) -> bool:
 
 
 class Repository:
-    """One repository; every change is a commit that appears at once or not at all.
+    """One repository, by its kind and its id (namespace/name); a change appears at once or not at all.
 
     A commit first writes its files, then its tree, then itself, each under a temporary name that is renamed, and last
-    moves the branch: whoever dies on the way leaves the branch where it was. Who writes is `writing`.
-
-    Args:
-        folder: where it is.
-        kind: one of `KINDS`.
-        id: namespace/name.
-        lock: of its Hub.
+    moves the branch: whoever dies on the way leaves the branch where it was. Who writes holds the Hub's lock.
     """
 
-    def __init__(self, folder: Path, kind: str, id: str, lock: WriteLock) -> None:
+    def __init__(self, folder: Path, kind: str, id: str, lock: Lock) -> None:
         self.folder, self.kind, self.id, self._lock = folder, kind, id, lock
         self.git = Repo(str(folder))
         # Otherwise the branch could reach the disk before the files it needs, and power fail in between.
@@ -63,13 +59,14 @@ class Repository:
         self._card = lru_cache(maxsize=1000)(self._read_card)
 
     @classmethod
-    def create(cls, folder: Path, kind: str, id: str, lock: WriteLock, author: str) -> Repository:
+    def create(cls, folder: Path, kind: str, id: str, lock: Lock, author: str, *, private: bool) -> Repository:
         """A new one in an empty folder, with its first commit on ``main``."""
-        Repo.init_bare(str(folder), default_branch=b"main").close()
+        Repo.init_bare(str(folder), mkdir=True, default_branch=b"main").close()
         made = cls(folder, kind, id, lock)
         (folder / "lfs").mkdir()
         first = made._store_commit({".gitattributes": made.store_blob(_GITATTRIBUTES)}, "initial commit", author)
         made.add_ref("refs/heads/main", first)
+        made._write_meta({"private": private, "created": time.time()})
         return made
 
     def close(self) -> None:
@@ -109,12 +106,12 @@ class Repository:
         for name in [revision] if is_full else [f"refs/heads/{revision}", f"refs/tags/{revision}"]:
             if name in refs:
                 return refs[name]
+        if not self._is_there():
+            raise Gone
         if _HASH.fullmatch(revision) and _id(revision) in self.git.object_store:
             self.describe_commit(revision)
             return revision
-        if not self._is_there():
-            raise Gone
-        raise _no_revision(revision)
+        raise no_revision(revision)
 
     def files(self, commit: str) -> dict[str, Entry]:
         """All files of a commit by path; not to be changed."""
@@ -157,7 +154,7 @@ class Repository:
         with self._reading():
             found = self.git.object_store[_id(commit)]
         if not isinstance(found, Commit):
-            raise _no_revision(commit)
+            raise no_revision(commit)
         return found
 
     def _read_tree(self, tree: ObjectID) -> dict[str, Entry]:
@@ -177,7 +174,7 @@ class Repository:
     @contextmanager
     def writing(self) -> Iterator[None]:
         """Nobody else writes inside the block."""
-        with self._lock.held(self.folder):
+        with self._lock(self.folder):
             if not self._is_there():
                 raise Gone
             yield
@@ -189,40 +186,31 @@ class Repository:
             self.git.object_store.add_object(blob)
         return blob.id.decode()
 
+    def store_large(self, file: Path, oid: str) -> None:
+        """Move a large file to its place; without a commit it is never seen."""
+        with self.writing():
+            file.replace(self.lfs_path(oid))
+
     def commit(
-        self,
-        ref: str,
-        changes: Changes,
-        message: str,
-        author: str,
-        parent: str | None = None,
-        start: str | None = None,
+        self, ref: str, changes: Changes, message: str, author: str, parent: str | None = None, start: str = ""
     ) -> str:
-        """Apply changes on top of a branch.
+        """Apply changes on top of a branch, given by its full name, such as ``refs/heads/main``.
 
-        Args:
-            ref: full name, such as ``refs/heads/main``.
-            changes: to its files.
-            message: of the commit.
-            author: user name.
-            parent: the commit that the caller saw, see `is_at`; if the branch has moved since, nothing happens.
-            start: for a branch that does not exist yet: the commit that it starts from.
-
-        Raises:
-            HubAnswer: 412 if the branch is not at ``parent``.
+        If the branch is no more at ``parent`` (see `is_at`), it is a 412. ``start`` is the commit from which a branch
+        starts that does not exist yet.
         """
         with self.writing():
             head = start or self.resolve(ref)
-            if parent is not None and not is_at(head, parent):
-                raise _moved()
-            kept = {path: entry.blob_id for path, entry in self.files(head).items()}
-            changes.apply(kept)
-            made = self._store_commit(kept, message, author, head)
-            if start:
-                self.add_ref(ref, made)
-            elif not self.git.refs.set_if_equals(_ref(ref), _id(head), _id(made)):  # moved by git itself
-                raise _moved()
-            return made
+            if parent is None or is_at(head, parent):
+                kept = {path: entry.blob_id for path, entry in self.files(head).items()}
+                changes.apply(kept)
+                made = self._store_commit(kept, message, author, head)
+                if start:
+                    self.add_ref(ref, made)
+                    return made
+                if self.git.refs.set_if_equals(_ref(ref), _id(head), _id(made)):  # git itself holds no lock of ours
+                    return made
+        raise HubAnswer(412, "A commit has happened since. Please refresh and try again.")
 
     def add_ref(self, ref: str, commit: str) -> None:
         # A branch named like a commit would hide that commit, one named like a full reference that reference.
@@ -258,14 +246,6 @@ class Repository:
         files = {path: after[path].blob_id if path in after else None for path in changed - done}
         return Changes(files), sorted(clash - done)
 
-    def merge(self, source: str, target: str, message: str, author: str) -> str:
-        """Apply a pull request's changes to a branch; refused if the branch changed one of the same files."""
-        with self.writing():
-            changes, clash = self.conflicts(source, target)
-            if clash:
-                raise HubAnswer(409, f"Cannot merge, files changed on both sides: {', '.join(clash)}")
-            return self.commit(target, changes, message, author)
-
     def _store_commit(self, blobs: dict[str, str], message: str, author: str, parent: str | None = None) -> str:
         entries = [(path.encode(), _id(blob), 0o100644) for path, blob in blobs.items()]
         commit = Commit()
@@ -294,9 +274,9 @@ class Repository:
         with self.writing():
             meta = self.meta()
             yield meta
-            self.write_meta(meta)
+            self._write_meta(meta)
 
-    def write_meta(self, meta: dict[str, Any]) -> None:
+    def _write_meta(self, meta: dict[str, Any]) -> None:
         write_atomically(self.folder / _META, json.dumps(meta).encode())
 
     def lfs_path(self, oid: str) -> Path:
@@ -315,11 +295,3 @@ def _id(name: str) -> ObjectID:
 
 def _ref(name: str) -> Ref:
     return Ref(name.encode("utf-8", "replace"))
-
-
-def _no_revision(name: str) -> HubAnswer:
-    return HubAnswer(404, f"Invalid rev id: {name}", code="RevisionNotFound")
-
-
-def _moved() -> HubAnswer:
-    return HubAnswer(412, "A commit has happened since. Please refresh and try again.")

@@ -207,6 +207,7 @@ def test_killed_at_any_step_of_other_changes(tmp_path, what):
         if not killed:
             break
     assert not killed and len(seen) == 2
+    hub.close()
     Hub(tmp_path).close()
     assert not list((tmp_path / "staging").iterdir())
 

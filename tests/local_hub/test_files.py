@@ -13,7 +13,7 @@ import pytest
 from huggingface_hub import CommitOperationAdd, CommitOperationCopy, HfApi, constants, hf_hub_download
 from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
 
-from focus_hf.local_hub import LocalHub, app, lfs
+from focus_hf.local_hub import LocalHub, app, uploads
 from tests.families import httpx
 
 USERS = {"ada-w": "ada", "bob-w": "bob"}
@@ -99,8 +99,8 @@ def test_uploads_need_the_address_that_was_given_for_them(hub, repo, monkeypatch
     ]
     for address in forged:
         assert HTTP.put(address, content=content, headers=ADA).status_code == 403, address
-    late = time.time() + lfs.UPLOAD_STARTS_WITHIN + 1
-    monkeypatch.setattr(lfs.time, "time", lambda: late)
+    late = time.time() + uploads.UPLOAD_STARTS_WITHIN + 1
+    monkeypatch.setattr(uploads.time, "time", lambda: late)
     assert HTTP.put(href, content=content).status_code == 403
     monkeypatch.undo()
     assert not stored(hub, oid)

@@ -10,7 +10,7 @@ import pytest
 from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError
 
-from focus_hf.local_hub import LocalHub, commits, http, lfs
+from focus_hf.local_hub import LocalHub, http, uploads, visit
 from focus_hf.local_hub.changes import Changes
 from focus_hf.local_hub.pages import MAX_RENDERED
 from tests.families import httpx
@@ -172,10 +172,10 @@ def small(tmp_path):
 
 def test_every_bound_says_its_size(small, monkeypatch):
     hub, repo = small, "demo/fuzzed"
-    monkeypatch.setattr(http, "MAX_JSON", 10_000)
+    monkeypatch.setattr(visit, "MAX_JSON", 10_000)
     monkeypatch.setattr(http, "MAX_FILES", 100)
-    monkeypatch.setattr(commits, "MAX_FILES", 100)
-    monkeypatch.setattr(commits, "MAX_COMMIT", 200_000)
+    monkeypatch.setattr(uploads, "MAX_FILES", 100)
+    monkeypatch.setattr(uploads, "MAX_COMMIT", 200_000)
     api = f"{hub.endpoint}/api/models/{repo}"
     refused(HTTP.post(f"{hub.endpoint}/api/validate-yaml", json={"content": "x" * 10_000}), 413, "10,000 bytes")
     files = [{"path": "a", "size": 1}] * 101
@@ -183,7 +183,7 @@ def test_every_bound_says_its_size(small, monkeypatch):
     refused(HTTP.post(f"{api}/paths-info/main", json={"paths": ["a"] * 101}), 413, "101 files", "100")
     batch = {"objects": [{"oid": "0" * 64, "size": 1}] * 101}
     refused(HTTP.post(f"{hub.endpoint}/{repo}.git/info/lfs/objects/batch", json=batch), 413, "101 files", "100")
-    batch = {"objects": [{"oid": "0" * 64, "size": lfs.MAX_LFS + 1}]}
+    batch = {"objects": [{"oid": "0" * 64, "size": uploads.MAX_LFS + 1}]}
     refused(HTTP.post(f"{hub.endpoint}/{repo}.git/info/lfs/objects/batch", json=batch), 422, "50,000,000,000")
     refused(commit(hub, repo, HEADER, *[add(f"{n}") for n in range(101)]), 413, "100 files")
     refused(commit(hub, repo, HEADER, add("a", "x" * 150_000)), 413, "145,536 bytes", "LFS")
