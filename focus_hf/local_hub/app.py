@@ -31,9 +31,6 @@ class _Part(Convertor[str]):
     def convert(self, value: str) -> str:
         return value.replace(ENCODED_SLASH, "/")
 
-    def to_string(self, value: str) -> str:
-        return value.replace("/", ENCODED_SLASH)
-
 
 # A type of repository; a branch, tag or commit; the rest of a URL, a path inside a repository, or nothing.
 for _name, _regex in {"kind": "|".join(KINDS), "reference": "[^/]+", "file": "(?s:/.+)?"}.items():

@@ -25,7 +25,6 @@ _DEVICE = re.compile(r"(con|prn|aux|nul|conin\$|conout\$|(com|lpt)[0-9¹²³]) *
 class Entry:
     """One file of a commit; ``lfs`` holds the sha256 of the content if git holds only a pointer to it."""
 
-    path: str
     blob_id: str
     size: int
     lfs: str | None = None

@@ -170,22 +170,18 @@ def refs(visit: Visit) -> dict[str, list[dict[str, str]]]:
     return rows
 
 
-def create_branch(visit: Visit) -> dict[str, Any]:
+def create_branch(visit: Visit) -> None:
     start = visit.writable().resolve(text(visit.body, "startingPoint", "main"))
     visit.repository.add_ref(f"refs/heads/{visit.named['ref']}", start)
-    return {}
 
 
-def delete_branch(visit: Visit) -> dict[str, Any]:
+def delete_branch(visit: Visit) -> None:
     visit.writable().delete_ref(f"refs/heads/{visit.named['ref']}")
-    return {}
 
 
-def create_tag(visit: Visit) -> dict[str, Any]:
+def create_tag(visit: Visit) -> None:
     visit.writable().add_ref(f"refs/tags/{text(visit.body, 'tag')}", visit.commit)
-    return {}
 
 
-def delete_tag(visit: Visit) -> dict[str, Any]:
+def delete_tag(visit: Visit) -> None:
     visit.writable().delete_ref(f"refs/tags/{visit.named['ref']}")
-    return {}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import ipaddress
-import json
 import re
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -138,20 +137,6 @@ async def receive(request: Request, write: Callable[[bytes], object], longest: i
     if held:
         await run_in_threadpool(write, bytes(held))
     return received
-
-
-def read_json(raw: bytes) -> Any:
-    """JSON as the standard has it: Python's reader takes ``NaN`` and ``Infinity`` for numbers as well.
-
-    Raises:
-        ValueError: it is not valid.
-        RecursionError: it is nested too deep.
-    """
-
-    def refuse(name: str) -> None:
-        raise ValueError(f"{name} is not a number in JSON")
-
-    return json.loads(raw, parse_constant=refuse)
 
 
 def text(body: Body, name: str, default: str | None = None, *, longest: int | None = None) -> str:

@@ -122,23 +122,21 @@ class Hub:
                 yield
                 return
             file = os.open(self.root / "writing", os.O_RDWR | os.O_CREAT, 0o644)
+            _claim(file)
             try:
-                _claim(file)
                 if left := os.read(file, 4096):
                     _tidy(self.root / os.fsdecode(left))
                     os.ftruncate(file, 0)
                     os.lseek(file, 0, os.SEEK_SET)
                 os.write(file, os.fsencode(folder.relative_to(self.root)))
                 self._writing = True
-                try:
-                    yield
-                except OSError:  # a full disk can leave behind what a writer that died does
-                    _tidy(folder)
-                    raise
-                finally:
-                    self._writing = False
-                    os.ftruncate(file, 0)
+                yield
+            except OSError:  # a full disk can leave behind what a writer that died does
+                _tidy(folder)
+                raise
             finally:
+                self._writing = False
+                os.ftruncate(file, 0)
                 os.close(file)
 
     def folder(self, kind: str, repo_id: str) -> Path:

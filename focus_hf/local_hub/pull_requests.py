@@ -110,7 +110,7 @@ def change_status(visit: Visit) -> dict[str, Any]:
     with found.changing() as meta:
         entry = _named(visit, meta)
         if entry["author"] != user.name:
-            visit.check_write(found)
+            visit.writable()
         if entry["status"] == "merged":
             raise HubAnswer(400, f"Pull request {entry['num']} is merged already")
         entry["status"] = status

@@ -179,11 +179,11 @@ def create_repo(visit: Visit) -> Any:
     return {"url": url, "name": repo_id, "id": repo_id}
 
 
-def delete_repo(visit: Visit) -> dict[str, Any]:
+def delete_repo(visit: Visit) -> None:
     kind, repo_id = _named(visit.body, visit.sender().name)
-    visit.check_write(visit.find(kind, repo_id))
+    visit.repository = visit.find(kind, repo_id)
+    visit.writable()
     visit.hub.delete(kind, repo_id)
-    return {}
 
 
 def settings(visit: Visit) -> dict[str, Any]:
@@ -200,7 +200,7 @@ def settings(visit: Visit) -> dict[str, Any]:
     return {"private": meta["private"], "gated": meta["gated"]}
 
 
-def grant_access(visit: Visit) -> dict[str, Any]:
+def grant_access(visit: Visit) -> None:
     """Let somebody have the files of a gated repository; there is no asking for it here."""
     found, name = visit.writable(), text(visit.body, "user")
     with found.changing() as meta:
@@ -209,13 +209,11 @@ def grant_access(visit: Visit) -> dict[str, Any]:
         if name in meta["access"]:
             raise HubAnswer(400, f"{name} has access already")
         meta["access"] = [*meta["access"], name]
-    return {}
 
 
-def auth_check(visit: Visit) -> dict[str, Any]:
+def auth_check(visit: Visit) -> None:
     """Whether the visitor may have the files, or with ``write`` change them."""
     if "write" in visit.named:
         visit.writable()
     elif refusal := visit.refusal():
         raise refusal
-    return {}

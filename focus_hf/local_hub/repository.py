@@ -30,6 +30,7 @@ KINDS = ("models", "datasets", "spaces")
 #: Write to a folder, as nobody else does.
 Lock = Callable[[Path], AbstractContextManager[None]]
 
+_IN_THE_WAY = (FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError)
 _META = "focus-hub.json"
 _HASH = re.compile(r"[0-9a-f]{40}")
 _GITATTRIBUTES = b"*.safetensors filter=lfs diff=lfs merge=lfs -text\n*.bin filter=lfs diff=lfs merge=lfs -text\n"
@@ -158,16 +159,12 @@ class Repository:
         return found
 
     def _read_tree(self, tree: ObjectID) -> dict[str, Entry]:
-        entries = {}
-        for item in iter_tree_contents(self.git.object_store, tree):
-            path = item.path.decode()
-            entries[path] = Entry(path, item.sha.decode(), *self._blob(item.sha))
-        return entries
+        return {item.path.decode(): self._blob(item.sha) for item in iter_tree_contents(self.git.object_store, tree)}
 
-    def _read_blob(self, blob: ObjectID) -> tuple[int, str | None]:
+    def _read_blob(self, blob: ObjectID) -> Entry:
         data = self.git.object_store[blob].as_raw_string()
-        pointer = read_pointer(data)
-        return (pointer[1], pointer[0]) if pointer else (len(data), None)
+        oid, size = read_pointer(data) or (None, len(data))
+        return Entry(blob.decode(), size, oid)
 
     # -- writing ---------------------------------------------------------------------------------------------------
 
@@ -220,7 +217,7 @@ class Repository:
         with self.writing():
             try:
                 added = self.git.refs.add_if_new(_ref(ref), _id(commit))
-            except OSError as error:  # git keeps a/b as a file in folder a, where branch a would be
+            except _IN_THE_WAY as error:  # git keeps a/b as a file in folder a, where branch a would be
                 raise HubAnswer(409, f"Reference {ref} is in the way of another: {error.strerror}") from None
         if not added:
             raise HubAnswer(409, f"Reference already exists: {ref}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
+import json
 import os
 import re
 import tempfile
@@ -19,7 +20,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from .changes import LFS_POINTER, Changes, check_path, read_pointer
-from .http import MAX_FILES, HubAnswer, read_json, receive, sizes, text
+from .http import MAX_FILES, HubAnswer, receive, sizes, text
 from .hub import User
 from .pull_requests import new_pull_request
 from .repository import Repository, is_at
@@ -49,9 +50,9 @@ def _committer(visit: Visit) -> User:
     if number := _PULL_REQUEST.fullmatch(visit.named["revision"]):
         known = found.meta()["pull_requests"]
         if user.name not in [entry["author"] for entry in known if entry["num"] == int(number[1])]:
-            visit.check_write(found)
+            visit.writable()
     elif not visit.query.get("create_pr"):
-        visit.check_write(found, "Forbidden: pass `create_pr=1` as a query parameter to create a Pull Request")
+        visit.writable("Forbidden: pass `create_pr=1` as a query parameter to create a Pull Request")
     return user
 
 
@@ -117,7 +118,7 @@ def _read_changes(repository: Repository, body: IO[bytes], longest: int) -> tupl
     changes = Changes()
     try:
         for line in _lines(body, longest):
-            item = read_json(line)
+            item = json.loads(line)
             key, value = item["key"], item["value"]
             if key == "header":
                 header = dict(value)

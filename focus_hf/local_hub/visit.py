@@ -5,6 +5,7 @@ Private repositories do not exist for others: they get the answer that they woul
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable
 from functools import cached_property
 from typing import Any
@@ -14,7 +15,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from .http import Body, Gone, HubAnswer, read_json, receive
+from .http import Body, Gone, HubAnswer, receive
 from .hub import Hub, User
 from .repository import Repository
 
@@ -88,16 +89,12 @@ class Visit:
         """Of a file or folder of the repository; empty for all of it."""
         return self.named.get("path", "").strip("/")
 
-    def check_write(self, found: Repository, message: str | None = None) -> Repository:
-        """A repository, if the user may write to it."""
-        if not self.owns(found.id):
-            raise HubAnswer(403, message or f"Forbidden: you don't have write access to {found.id}.")
-        return found
-
-    def writable(self) -> Repository:
-        """The repository that the URL names, if the user may write to it, with this token."""
+    def writable(self, refusal: str | None = None) -> Repository:
+        """The repository, if the user may write to it with this token; else ``refusal`` may say what to do."""
         self.sender()
-        return self.check_write(self.repository)
+        if not self.owns(self.repository.id):
+            raise HubAnswer(403, refusal or f"Forbidden: you don't have write access to {self.repository.id}.")
+        return self.repository
 
     def refusal(self) -> HubAnswer | None:
         """Why the visitor cannot have the files of a gated repository, if so."""
@@ -114,11 +111,12 @@ class Visit:
 
 
 def answering(handler: Callable[[Visit], Any]) -> Callable[[Request], Awaitable[Response]]:
-    """A handler of visits as one of requests; it runs in a thread, where it may wait, and its answer may be JSON."""
+    """A handler of visits as one of requests; it runs in a thread, where it may wait, and its answer may be JSON, or
+    nothing where there is nothing to say."""
 
     def answer(request: Request, raw: bytes) -> Response:
         found = handler(Visit(request, _fields(request, raw)))
-        return found if isinstance(found, Response) else JSONResponse(found)
+        return found if isinstance(found, Response) else JSONResponse({} if found is None else found)
 
     async def handle(request: Request) -> Response:
         raw = bytearray()
@@ -132,7 +130,7 @@ def _fields(request: Request, raw: bytes) -> Body:
     try:
         if request.headers.get("content-type", "").startswith("application/x-www-form-urlencoded"):
             return parse_qs(raw.decode("utf-8", "replace"), max_num_fields=_MAX_FIELDS)
-        body = read_json(raw or b"{}")
+        body = json.loads(raw or b"{}")
     except (ValueError, RecursionError):
         raise HubAnswer(400, "The request is not valid JSON") from None
     if not isinstance(body, dict):
