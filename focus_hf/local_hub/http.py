@@ -7,7 +7,7 @@ import ipaddress
 import re
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers, MutableHeaders
@@ -98,23 +98,30 @@ class Front:
                 headers["Referrer-Policy"] = "no-referrer"
             await send(message)
 
-        named, path, app = Headers(scope=scope).getlist("host"), scope["raw_path"].decode("latin-1"), self.app
+        path = (scope.get("raw_path") or quote(scope["path"]).encode()).decode("latin-1")
         scope = {**scope, "path": unquote(re.sub("%2f", ENCODED_SLASH, path, flags=re.IGNORECASE))}
-        if not self._is_known(named):
-            name = ", ".join(named)
+        name, app = _host(Headers(scope=scope).getlist("host")), self.app
+        if name not in self.allowed and not _is_loopback(name):
             message = f"This Hub does not answer to the name {name!r}: if it should, start it with --allow-host NAME."
             app = answer(Request(scope), HubAnswer(421, message))
         await app(scope, receive, send_safely)
 
-    def _is_known(self, named: list[str]) -> bool:
-        """Whether a request gives one name that can only mean this machine, or that the Hub was told."""
-        try:
-            (header,) = named
-            name = (urlsplit(f"//{header}").hostname or "").removesuffix(".")
-            told = name in self.allowed or name == "localhost" or name.endswith(".localhost")
-            return told or ipaddress.ip_address(name).is_loopback
-        except ValueError:  # none, several, or one that is no name
-            return False
+
+def _host(named: list[str]) -> str:
+    """The name in the only ``Host`` header, without its port; empty if there is no such name."""
+    try:
+        (header,) = named
+        return (urlsplit(f"//{header}").hostname or "").removesuffix(".")
+    except ValueError:
+        return ""
+
+
+def _is_loopback(name: str) -> bool:
+    """Whether a name can only mean this machine, whatever a name server says."""
+    try:
+        return name == "localhost" or name.endswith(".localhost") or ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
 
 
 # -- bodies --------------------------------------------------------------------------------------------------------
