@@ -8,8 +8,7 @@ grants it), and Xet storage. Files up to 64 MB are committed directly, so every 
 larger ones set ``HF_HUB_DISABLE_XET=1`` before starting Python, and they go through Git LFS.
 """
 
-from .app import LFS_THRESHOLD, create_app
-from .run import LocalHub, serve
-from .users import TOKEN_FILE, User, owner_token
+from .app import LocalHub, create_app, serve
+from .hub import LFS_THRESHOLD, TOKEN_FILE, User, owner_token
 
 __all__ = ["LFS_THRESHOLD", "TOKEN_FILE", "LocalHub", "User", "create_app", "owner_token", "serve"]

@@ -1,57 +1,97 @@
-"""The application: which request goes where."""
+"""The application: which request goes where, and how it is served, for good or for the length of a block."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
-from urllib.parse import unquote
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from typing import Any
 
+import uvicorn
 from starlette.applications import Starlette
 from starlette.convertors import Convertor, register_url_convertor
-from starlette.datastructures import MutableHeaders
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from . import pull_requests as pulls
-from . import routes_commits as commits
-from . import routes_files as files
-from . import routes_lfs as lfs
-from . import routes_pages as pages
-from . import routes_repos as repos
-from . import routes_trees as trees
-from .access import Hub
-from .errors import HubAnswer, answer, out_of_space
-from .hosts import OnlyKnownHosts
-from .storage import Storage
-from .users import OWNER, User, new_token, users_by_token
-
-_ENCODED_SLASH = "\x1f"
+from . import contents, pages, pull_requests, repos, uploads
+from .http import ENCODED_SLASH, Front, HubAnswer, answer
+from .hub import LFS_THRESHOLD, OWNER, Hub, User, owner_token
+from .repository import KINDS
+from .visit import Visit, answering
 
 
-class ReferenceConvertor(Convertor[str]):
-    """One segment of a URL: a branch, tag or commit."""
-
-    regex = "[^/]+"
+class _Part(Convertor[str]):
+    """A part of a URL, whose slashes were set aside by `Front` if it has any."""
 
     def convert(self, value: str) -> str:
-        return value.replace(_ENCODED_SLASH, "/")
-
-    def to_string(self, value: str) -> str:
-        return value.replace("/", _ENCODED_SLASH)
+        return value.replace(ENCODED_SLASH, "/")
 
 
-class FileConvertor(ReferenceConvertor):
-    """The rest of a URL: a path inside a repository."""
+# A type of repository; a branch, tag or commit; the rest of a URL, a path inside a repository, or nothing.
+for _name, _regex in {"kind": "|".join(KINDS), "reference": "[^/]+", "file": "(?s:/.+)?"}.items():
+    register_url_convertor(_name, type(_name, (_Part,), {"regex": _regex})())
 
-    regex = "(?s:.+)"
+#: Requests about a repository: method, the rest of the URL, and what answers.
+_API: list[tuple[str, str, Callable[[Visit], Any]]] = [
+    ("GET", "", repos.info),
+    ("GET", "/revision/{revision:reference}", repos.info),
+    ("PUT", "/settings", repos.settings),
+    ("GET", "/auth-check", repos.auth_check),
+    ("GET", "/auth-check/{write}", repos.auth_check),
+    ("POST", "/user-access-request/grant", repos.grant_access),
+    ("GET", "/tree/{revision:reference}{path:file}", contents.tree),
+    ("POST", "/paths-info/{revision:reference}", contents.paths_info),
+    ("GET", "/commits/{revision:reference}", contents.commits),
+    ("GET", "/refs", contents.refs),
+    ("POST", "/branch/{ref:reference}", contents.create_branch),
+    ("DELETE", "/branch/{ref:reference}", contents.delete_branch),
+    ("POST", "/tag/{revision:reference}", contents.create_tag),
+    ("DELETE", "/tag/{ref:reference}", contents.delete_tag),
+    ("POST", "/preupload/{revision:reference}", uploads.preupload),
+    ("GET", "/xet-write-token/{revision:reference}", uploads.xet_token),
+    ("GET", "/discussions", pull_requests.list_pull_requests),
+    ("POST", "/discussions", pull_requests.open_pull_request),
+    ("GET", "/discussions/{number:int}", pull_requests.pull_request),
+    ("POST", "/discussions/{number:int}/status", pull_requests.change_status),
+    ("POST", "/discussions/{number:int}/merge", pull_requests.merge),
+]
+
+_PAGES: list[tuple[str, str, Callable[[Visit], Any]]] = [
+    ("POST", ".git/info/lfs/objects/batch", uploads.lfs_batch),
+    ("GET", "/resolve/{revision:reference}{path:file}", contents.resolve),
+    ("GET", "", pages.page("card", pages.card)),
+    ("GET", "/tree/{revision:reference}{path:file}", pages.page("tree", contents.tree)),
+    ("GET", "/blob/{revision:reference}{path:file}", pages.page("blob", contents.resolve)),
+    ("GET", "/commits/{revision:reference}", pages.page("commits", partial(contents.commits, most=201))),
+    ("GET", "/commit/{revision:reference}", pages.page("commit", pages.commit)),
+    ("GET", "/discussions", pages.page("pull_requests", pull_requests.list_pull_requests)),
+    ("GET", "/discussions/{number:int}", pages.page("pull_request", pull_requests.pull_request)),
+]
 
 
-register_url_convertor("reference", ReferenceConvertor())
-register_url_convertor("file", FileConvertor())
-
-#: Files up to this size are committed directly, so that clients with hf_xet installed work as they are: for LFS files
-#: such a client asks for a Xet store, which only the real Hub has. Adapters are far smaller than this.
-LFS_THRESHOLD = 64 * 1024 * 1024
+def _routes() -> list[Route]:
+    one = "/{namespace}/{name}"
+    rows = [
+        ("GET", "/", pages.page("index", pages.index)),
+        ("GET", "/api/whoami-v2", repos.whoami),
+        ("POST", "/api/validate-yaml", repos.validate_yaml),
+        ("POST", "/api/repos/create", repos.create_repo),
+        ("DELETE", "/api/repos/delete", repos.delete_repo),
+        ("GET", "/api/{kind:kind}", repos.list_repos),
+        *((method, f"/api/{{kind:kind}}{one}{rest}", handler) for method, rest, handler in _API),
+        *((method, f"/{{kind:kind}}{one}{rest}", handler) for method, rest, handler in _PAGES),
+        *((method, f"{one}{rest}", handler) for method, rest, handler in _PAGES),
+    ]
+    return [
+        Route(f"/api/{{kind:kind}}{one}/commit/{{revision:reference}}", uploads.commit, methods=["POST"]),
+        Route("/lfs/{oid}", uploads.lfs_upload, methods=["PUT"]),
+        *(Route(path, answering(handler), methods=[method]) for method, path, handler in rows),
+    ]
 
 
 def create_app(
@@ -75,100 +115,82 @@ def create_app(
         lfs_threshold: files larger than this many bytes go through Git LFS.
         allow_hosts: names by which it may be asked, besides this machine's own (``localhost``, ``127.0.0.1``).
     """
-    handlers = {HubAnswer: answer, OSError: out_of_space}
-    app = Starlette(routes=[*_api_routes(), *_routes()], exception_handlers=handlers)
-    if users is None:
-        users = {token or new_token(): OWNER}
-    app.state.hub = Hub(Storage(root), users_by_token(users), lfs_threshold)
-    app.add_middleware(EncodedSlashes)
-    app.add_middleware(NoSniffing)
-    app.add_middleware(OnlyKnownHosts, allowed=allow_hosts)
+    handlers: dict[Any, Any] = {
+        HubAnswer: answer,
+        OSError: answer,
+        ClientDisconnect: lambda request, error: Response(status_code=400),  # nobody is there to read it
+    }
+    app = Starlette(routes=_routes(), exception_handlers=handlers)
+    app.state.hub = Hub(root, {token or secrets.token_urlsafe(24): OWNER} if users is None else users, lfs_threshold)
+    app.add_middleware(Front, allowed=allow_hosts)
     return app
 
 
-def _api_routes() -> list[Route]:
-    api, delete, post, put = "/api/{kind}/{namespace}/{name}", ["DELETE"], ["POST"], ["PUT"]
-    both = [*post, *delete]
-    one = f"{api}/discussions/{{number:int}}"
-    return [
-        Route("/api/whoami-v2", repos.whoami),
-        Route("/api/validate-yaml", repos.validate_yaml, methods=post),
-        Route("/api/repos/create", repos.create_repo, methods=post),
-        Route("/api/repos/delete", repos.delete_repo, methods=delete),
-        Route("/api/{kind}", repos.list_repos),
-        Route(api, repos.info),
-        Route(f"{api}/settings", repos.settings, methods=put),
-        Route(f"{api}/auth-check", repos.auth_check),
-        Route(f"{api}/auth-check/{{write}}", repos.auth_check),
-        Route(f"{api}/revision/{{revision:reference}}", repos.info),
-        Route(f"{api}/tree/{{revision:reference}}", trees.tree),
-        Route(f"{api}/tree/{{revision:reference}}/{{path:file}}", trees.tree),
-        Route(f"{api}/paths-info/{{revision:reference}}", trees.paths_info, methods=post),
-        Route(f"{api}/commits/{{revision:reference}}", trees.commits),
-        Route(f"{api}/refs", trees.refs),
-        Route(f"{api}/branch/{{ref:reference}}", trees.branch, methods=both),
-        Route(f"{api}/tag/{{ref:reference}}", trees.tag, methods=both),
-        Route(f"{api}/preupload/{{revision:reference}}", commits.preupload, methods=post),
-        Route(f"{api}/xet-write-token/{{revision:reference}}", commits.xet_token),
-        Route(f"{api}/commit/{{revision:reference}}", commits.commit, methods=post),
-        Route(f"{api}/user-access-request/grant", repos.grant_access, methods=post),
-        Route(f"{api}/discussions", pulls.list_pull_requests),
-        Route(f"{api}/discussions", pulls.open_pull_request, methods=post),
-        Route(one, pulls.pull_request),
-        Route(f"{one}/status", pulls.change_status, methods=post),
-        Route(f"{one}/merge", pulls.merge, methods=post),
-        Route("/lfs/{oid}", lfs.lfs_upload, methods=put),
-    ]
+def serve(
+    root: str | os.PathLike[str],
+    host: str = "127.0.0.1",
+    port: int = 8888,
+    users: Mapping[str, str | User] | None = None,
+    allow_hosts: Collection[str] = (),
+) -> None:
+    """Serve the repositories under ``root`` until interrupted.
+
+    Args:
+        root: folder that holds the repositories, and the `owner_token` of user "demo".
+        host: address to listen on.
+        port: port to listen on.
+        users: who may use it instead of "demo", see `create_app`.
+        allow_hosts: see `create_app`; ``host`` itself is allowed.
+    """
+    token = owner_token(root) if users is None else None
+    app = create_app(root, token=token, users=users, allow_hosts=[host, *allow_hosts])
+    try:
+        uvicorn.run(app, host=host, port=port, log_level="warning")
+    finally:
+        app.state.hub.close()
 
 
-def _routes() -> list[Route]:
-    routes = [Route("/", pages.index)]
-    for prefix in ("/datasets", "/spaces", ""):
-        git = f"{prefix}/{{namespace}}/{{name}}"
-        routes += [
-            Route(f"{git}.git/info/lfs/objects/batch", lfs.lfs_batch, methods=["POST"]),
-            Route(f"{git}/resolve/{{revision:reference}}/{{path:file}}", files.resolve),
-            Route(git, pages.card),
-            Route(f"{git}/tree/{{revision:reference}}", pages.tree),
-            Route(f"{git}/tree/{{revision:reference}}/{{path:file}}", pages.tree),
-            Route(f"{git}/blob/{{revision:reference}}/{{path:file}}", pages.blob),
-            Route(f"{git}/commits/{{revision:reference}}", pages.commits),
-            Route(f"{git}/commit/{{revision:reference}}", pages.commit),
-            Route(f"{git}/discussions", pages.pull_requests),
-            Route(f"{git}/discussions/{{number:int}}", pages.pull_request),
-        ]
-    return routes
+class LocalHub:
+    """A local Hub that runs in a thread while a ``with`` block lasts.
 
+    Args:
+        root: folder that holds the repositories.
+        options: see `create_app`.
 
-class EncodedSlashes:
-    """Keeps ``%2F`` inside a revision (``refs%2Fpr%2F1``) from splitting the path.
+    Attributes:
+        endpoint: its address.
+        token: of user "demo", or of the first of ``users``.
 
-    While routes are matched it is a control character, which the convertors above turn back into a slash.
+    Example:
+
+    ```py
+    >>> with LocalHub("hub") as hub:
+    ...     HfApi(endpoint=hub.endpoint, token=hub.token).create_repo("demo/adapter")
+    ```
     """
 
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
+    def __init__(self, root: str | os.PathLike[str], **options: Any) -> None:
+        self.app = create_app(root, **options)
+        self.token = next(iter(self.app.state.hub.users), "")
+        self._socket = socket.socket()
+        self._socket.bind(("127.0.0.1", 0))
+        self.endpoint = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+        # Clients that are cut off in the middle of a transfer may take their time to notice; the end of the block not.
+        config = uvicorn.Config(self.app, log_level="warning", lifespan="off", timeout_graceful_shutdown=2)
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._socket]}, daemon=True)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        raw = scope.get("raw_path", b"")
-        if scope["type"] == "http" and b"%2f" in raw.lower():
-            path = raw.decode("latin-1").replace("%2F", "%1F").replace("%2f", "%1F")
-            scope = {**scope, "path": unquote(path)}
-        await self.app(scope, receive, send)
+    def __enter__(self) -> LocalHub:
+        self._thread.start()
+        deadline = time.monotonic() + 20
+        while not self._server.started:
+            if not self._thread.is_alive() or time.monotonic() > deadline:
+                raise RuntimeError(f"The local Hub did not start at {self.endpoint}.")
+            time.sleep(0.01)
+        return self
 
-
-class NoSniffing:
-    """Tells browsers to take every answer for what it says it is, not for what it looks like."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def send_safely(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                headers["X-Content-Type-Options"] = "nosniff"
-                headers["Referrer-Policy"] = "no-referrer"
-            await send(message)
-
-        await self.app(scope, receive, send_safely)
+    def __exit__(self, *error: object) -> None:
+        self._server.should_exit = True
+        self._thread.join(timeout=10)
+        self._socket.close()
+        self.app.state.hub.close()

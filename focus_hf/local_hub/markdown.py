@@ -17,9 +17,9 @@ from markdown_it.token import Token
 #: Characters that reverse the order in which text is shown, so that it reads as something else.
 _BIDI = re.compile("[\u202a-\u202e\u2066-\u2069]")
 _COMMENT = re.compile(r"(?:\s*<!--(?:(?!-->).)*-->\s*)+", re.DOTALL)
-_FOLD = re.compile(r"<details>\s*<summary>(?P<summary>[^\n]*)</summary>")
-_SCHEMES = ("http", "https", "mailto")
+_FOLD = re.compile(r"\s*<details>\s*<summary>(?P<summary>[^\n]*)</summary>\s*")
 _REL = "noopener noreferrer nofollow"
+_NOTHING = Token("", "", 0)
 
 Link = Callable[[str], str | None]
 
@@ -32,77 +32,50 @@ def to_html(text: str, link: Link | None = None) -> str:
         link: address of a file of the repository, by its relative path; ``None`` if it has no such file.
     """
     parser = MarkdownIt("commonmark", {"html": False}).enable(["table", "strikethrough"])
-    tokens = _with_folds(_without_comments(parser.parse(text)))
+    tokens = _with_folds(parser.parse(text))
     for token in tokens:
-        if token.children:
-            token.children = _inline(token.children, link)
-    return without_overrides(parser.renderer.render(tokens, parser.options, {}))
-
-
-def without_overrides(text: str) -> str:
-    return _BIDI.sub("", text)
-
-
-def _without_comments(tokens: list[Token]) -> list[Token]:
-    """HTML comments between paragraphs are for tools, not for readers."""
-    kept: list[Token] = []
-    for token in tokens:
-        if token.type == "paragraph_close" and _COMMENT.fullmatch(kept[-1].content):
-            del kept[-2:]
-        else:
-            kept.append(token)
-    return kept
+        _make_safe(token.children or [], link)
+    return _BIDI.sub("", parser.renderer.render(tokens, parser.options, {}))
 
 
 def _with_folds(tokens: list[Token]) -> list[Token]:
     """``<details>`` with a summary, each alone in a paragraph, fold what is between them; where they do not pair, they
-    are text like all other HTML."""
-    opened: list[int] = []
-    pairs: dict[int, int] = {}
+    are text like all other HTML. Comments between paragraphs are for tools, not for readers."""
+    opened: list[tuple[int, str]] = []
     for place, token in enumerate(tokens):
-        if token.type != "inline" or token.level != 1:
+        if token.type != "inline" or tokens[place - 1].type != "paragraph_open":
             continue
-        if _FOLD.fullmatch(token.content.strip()):
-            opened.append(place)
-        elif token.content.strip() == "</details>" and opened:
-            pairs[opened.pop()] = place
-    kept: list[Token | None] = list(tokens)
-    for begin, end in pairs.items():
-        (found,) = [match["summary"] for match in [_FOLD.fullmatch(tokens[begin].content.strip())] if match]
-        summary = escape(unescape(found))
-        for place, html in ((begin, f"<details>\n<summary>{summary}</summary>\n"), (end, "</details>\n")):
-            kept[place - 1 : place + 2] = [None, Token("html_block", "", 0, content=html), None]
-    return [token for token in kept if token is not None]
+        if _COMMENT.fullmatch(token.content):
+            tokens[place - 1 : place + 2] = [_NOTHING] * 3
+        elif token.level == 1 and (fold := _FOLD.fullmatch(token.content)):
+            opened.append((place, escape(unescape(fold["summary"]))))
+        elif token.level == 1 and token.content.strip() == "</details>" and opened:
+            begin, summary = opened.pop()
+            for at, html in ((begin, f"<details>\n<summary>{summary}</summary>\n"), (place, "</details>\n")):
+                tokens[at - 1 : at + 2] = [_NOTHING, Token("html_block", "", 0, content=html), _NOTHING]
+    return [token for token in tokens if token is not _NOTHING]
 
 
-def _inline(tokens: list[Token], link: Link | None) -> list[Token]:
-    changed: list[Token] = []
+def _make_safe(tokens: list[Token], link: Link | None) -> None:
+    """Links lead where they may. A picture of the repository stays; any other is a link, which fetches nothing until
+    somebody follows it."""
     inside_link = False
-    for token in tokens:
+    for place, token in enumerate(tokens):
         if token.type in ("link_open", "link_close"):
             inside_link = token.type == "link_open"
         if token.type == "link_open":
-            address = _address(str(token.attrs.get("href", "")), link)
-            token.attrs = {"href": address or "#", "rel": _REL}
-        if token.type == "image":
-            changed += _image(token, link, inside_link)
-        else:
-            changed.append(token)
-    return changed
-
-
-def _image(token: Token, link: Link | None, inside_link: bool) -> list[Token]:
-    """A picture of the repository as such; any other as a link, which fetches nothing until somebody follows it."""
-    source = str(token.attrs.get("src", ""))
-    address = _address(source, link)
-    if address is not None and address.startswith("/"):
-        token.attrs = {"src": address, "alt": "", "loading": "lazy"}
-        return [token]
-    label = Token("text", "", 0, content=f"[picture: {token.content or source}]")
-    if address is None or inside_link:
-        return [label]
-    opened = Token("link_open", "a", 1, attrs={"href": address, "rel": _REL})
-    return [opened, label, Token("link_close", "a", -1)]
+            token.attrs = {"href": _address(str(token.attrs.get("href", "")), link) or "#", "rel": _REL}
+        if token.type != "image":
+            continue
+        source = str(token.attrs.get("src", ""))
+        address = _address(source, link)
+        if address and address.startswith("/"):
+            token.attrs = {"src": address, "alt": "", "loading": "lazy"}
+            continue
+        html = escape(f"[picture: {token.content or source}]")
+        if address and not inside_link:
+            html = f'<a href="{escape(address)}" rel="{_REL}">{html}</a>'
+        tokens[place] = Token("html_inline", "", 0, content=html)
 
 
 def _address(address: str, inside: Link | None) -> str | None:
@@ -112,7 +85,7 @@ def _address(address: str, inside: Link | None) -> str | None:
     except ValueError:
         return None
     if parts.scheme or parts.netloc:
-        return address if parts.scheme in _SCHEMES else None
+        return address if parts.scheme in ("http", "https", "mailto") else None
     if not parts.path:
         return address if parts.fragment else None
     return inside(parts.path) if inside else None

@@ -6,60 +6,84 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from dulwich.errors import MissingCommitError
+from dulwich.graph import find_merge_base
 from dulwich.index import commit_tree
 from dulwich.object_store import iter_tree_contents
 from dulwich.objects import Blob, Commit, ObjectID
-from dulwich.refs import check_ref_format
+from dulwich.refs import Ref, check_ref_format
 from dulwich.repo import Repo
 
 from ..files import write_atomically
-from .changes import Changes, Entry, apply_changes, read_pointer
-from .errors import HubAnswer
-from .locks import Gone, WriteLock
+from ..front_matter import card_metadata
+from .changes import Changes, Entry, read_pointer
+from .http import Gone, HubAnswer, no_entry, no_revision
 
+#: URL segment and storage folder of each repository type.
+KINDS = ("models", "datasets", "spaces")
+
+#: Write to a folder, as nobody else does.
+Lock = Callable[[Path], AbstractContextManager[None]]
+
+_IN_THE_WAY = (FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError)
 _META = "focus-hub.json"
 _HASH = re.compile(r"[0-9a-f]{40}")
-
-Kept = TypeVar("Kept")
-
-
 _GITATTRIBUTES = b"*.safetensors filter=lfs diff=lfs merge=lfs -text\n*.bin filter=lfs diff=lfs merge=lfs -text\n"
 
 
+def is_at(commit: str, parent: str) -> bool:
+    """Whether a client that names a commit, or at least 7 of its characters, means this one."""
+    return len(parent) >= 7 and commit.startswith(parent)
+
+
 class Repository:
-    """One repository; every change is a commit that appears at once or not at all.
+    """One repository, by its kind and its id (namespace/name); a change appears at once or not at all.
 
     A commit first writes its files, then its tree, then itself, each under a temporary name that is renamed, and last
-    moves the branch: whoever dies on the way leaves the branch where it was. Who writes holds `lock`.
+    moves the branch: whoever dies on the way leaves the branch where it was. Who writes holds the Hub's lock.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, kind: str, id: str, lock: Lock) -> None:
+        self.folder, self.kind, self.id, self._lock = folder, kind, id, lock
         self.git = Repo(str(folder))
         # Otherwise the branch could reach the disk before the files it needs, and power fail in between.
         self.git.object_store.fsync_object_files = True
-        self.lock = WriteLock(folder / "focus-hub.writing", self._tidy)
-        self._tree = lru_cache(maxsize=64)(self._read_tree)
         self._closed = False
-        self._known: dict[tuple[str, str], Any] = {}
+        # Content under a hash never changes.
+        self._tree = lru_cache(maxsize=64)(self._read_tree)
         self._blob = lru_cache(maxsize=100_000)(self._read_blob)
+        self._card = lru_cache(maxsize=1000)(self._read_card)
+
+    @classmethod
+    def create(cls, folder: Path, kind: str, id: str, lock: Lock, author: str, *, private: bool) -> Repository:
+        """A new one in an empty folder, with its first commit on ``main``."""
+        Repo.init_bare(str(folder), mkdir=True, default_branch=b"main").close()
+        made = cls(folder, kind, id, lock)
+        (folder / "lfs").mkdir()
+        first = made._store_commit({".gitattributes": made.store_blob(_GITATTRIBUTES)}, "initial commit", author)
+        made.add_ref("refs/heads/main", first)
+        made._write_meta({"private": private, "created": time.time()})
+        return made
 
     def close(self) -> None:
         """Let go of it: it is deleted, or the Hub ends. Who still holds it finds it `Gone`."""
         self._closed = True
         self.git.close()
 
-    def _tidy(self) -> None:
-        """Remove the locks of a writer that died."""
-        for pattern in ("*.lock", "refs/**/*.lock", "objects/**/*.lock", f".{_META}.*"):
-            for path in self.folder.glob(pattern):
-                path.unlink(missing_ok=True)
+    @property
+    def type(self) -> str:
+        """Its kind in the singular."""
+        return self.kind.removesuffix("s")
+
+    @property
+    def path(self) -> str:
+        """Of its page."""
+        return f"/{self.id}" if self.kind == "models" else f"/{self.kind}/{self.id}"
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
@@ -83,12 +107,12 @@ class Repository:
         for name in [revision] if is_full else [f"refs/heads/{revision}", f"refs/tags/{revision}"]:
             if name in refs:
                 return refs[name]
-        if _HASH.fullmatch(revision) and ObjectID(revision.encode()) in self.git.object_store:
-            self.describe_commit(revision)
-            return revision
         if not self._is_there():
             raise Gone
-        raise HubAnswer(404, f"Invalid rev id: {revision}", code="RevisionNotFound")
+        if _HASH.fullmatch(revision) and _id(revision) in self.git.object_store:
+            self.describe_commit(revision)
+            return revision
+        raise no_revision(revision)
 
     def files(self, commit: str) -> dict[str, Entry]:
         """All files of a commit by path; not to be changed."""
@@ -98,107 +122,102 @@ class Repository:
     def entry(self, commit: str, path: str) -> Entry:
         found = self.files(commit).get(path)
         if found is None:
-            raise HubAnswer(404, f"Entry not found: {path}", code="EntryNotFound")
+            raise no_entry(path)
         return found
 
     def read(self, entry: Entry) -> bytes:
         """Content of a file that git itself holds."""
         with self._reading():
-            return self.git.object_store[ObjectID(entry.blob_id.encode())].as_raw_string()
+            return self.git.object_store[_id(entry.blob_id)].as_raw_string()
 
-    def history(self, commit: str) -> Iterator[Commit]:
-        """A commit and what came before it, newest first."""
+    def history(self, commit: str, known: str | None = None) -> Iterator[Commit]:
+        """A commit and what came before it, newest first, without what another one has as well."""
+        exclude = [_id(known)] if known else None
         with self._reading():
-            for walked in self.git.get_walker(include=[ObjectID(commit.encode())]):
+            for walked in self.git.get_walker([_id(commit)], exclude):
                 yield walked.commit
 
     def refs(self) -> dict[str, str]:
-        return {name.decode(): commit.decode() for name, commit in self.git.refs.as_dict().items() if name != b"HEAD"}
+        return {name.decode(): commit.decode() for name, commit in self.git.refs.as_dict().items()}
 
-    def remembered(self, key: tuple[str, str], compute: Callable[[], Kept]) -> Kept:
-        """Something about a blob, computed once: content under a hash never changes."""
-        known = self._known
-        if key not in known:
-            known[key] = compute()
-            if len(known) > 1000:
-                self._known = {}
-        return known[key]
+    def card(self, commit: str) -> dict[str, Any]:
+        """Metadata of the README of a commit; empty if there is none or it cannot be read."""
+        readme = self.files(commit).get("README.md")
+        return {} if readme is None or readme.lfs is not None else self._card(readme)
+
+    def _read_card(self, readme: Entry) -> dict[str, Any]:
+        try:
+            return card_metadata(self.read(readme).decode("utf-8", "replace"))
+        except ValueError:
+            return {}
 
     def describe_commit(self, commit: str) -> Commit:
         with self._reading():
-            found = self.git.object_store[ObjectID(commit.encode())]
+            found = self.git.object_store[_id(commit)]
         if not isinstance(found, Commit):
-            raise HubAnswer(404, f"Invalid rev id: {commit}", code="RevisionNotFound")
+            raise no_revision(commit)
         return found
 
     def _read_tree(self, tree: ObjectID) -> dict[str, Entry]:
-        entries = {}
-        for item in iter_tree_contents(self.git.object_store, tree):
-            path = item.path.decode()
-            entries[path] = Entry(path, item.sha.decode(), *self._blob(item.sha))
-        return entries
+        return {item.path.decode(): self._blob(item.sha) for item in iter_tree_contents(self.git.object_store, tree)}
 
-    def _read_blob(self, blob: ObjectID) -> tuple[int, str | None]:
+    def _read_blob(self, blob: ObjectID) -> Entry:
         data = self.git.object_store[blob].as_raw_string()
-        pointer = read_pointer(data)
-        return (pointer[1], pointer[0]) if pointer else (len(data), None)
+        oid, size = read_pointer(data) or (None, len(data))
+        return Entry(blob.decode(), size, oid)
 
     # -- writing ---------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Nobody else writes inside the block."""
+        with self._lock(self.folder):
+            if not self._is_there():
+                raise Gone
+            yield
 
     def store_blob(self, content: bytes) -> str:
         """Keep a file's content for a commit to come; without one it is never seen."""
         blob = Blob.from_string(content)
-        with self.lock.held():
+        with self.writing():
             self.git.object_store.add_object(blob)
         return blob.id.decode()
 
+    def store_large(self, file: Path, oid: str) -> None:
+        """Move a large file to its place; without a commit it is never seen."""
+        with self.writing():
+            file.replace(self.lfs_path(oid))
+
     def commit(
-        self,
-        ref: str,
-        changes: Changes,
-        message: str,
-        author: str,
-        parent: str | None = None,
-        start: str | None = None,
+        self, ref: str, changes: Changes, message: str, author: str, parent: str | None = None, start: str = ""
     ) -> str:
-        """Apply changes on top of a branch.
+        """Apply changes on top of a branch, given by its full name, such as ``refs/heads/main``.
 
-        Args:
-            ref: full name, such as ``refs/heads/main``.
-            changes: to its files.
-            message: of the commit.
-            author: user name.
-            parent: the commit that the caller saw, or at least 7 of its characters; if the branch has moved since,
-                nothing happens.
-            start: for a branch that does not exist yet: the commit that it starts from.
-
-        Raises:
-            HubAnswer: 412 if the branch is not at ``parent``.
+        If the branch is no more at ``parent`` (see `is_at`), it is a 412. ``start`` is the commit from which a branch
+        starts that does not exist yet.
         """
-        with self.lock.held():
+        with self.writing():
             head = start or self.resolve(ref)
-            if parent is not None and not (len(parent) >= 7 and head.startswith(parent)):
-                raise HubAnswer(412, "A commit has happened since. Please refresh and try again.")
-            kept = {path: entry.blob_id for path, entry in self.files(head).items()}
-            apply_changes(changes, kept)
-            return self._store_commit(ref, kept, message, author, head, new=start is not None)
-
-    def create(self, author: str) -> None:
-        """The first commit on ``main``."""
-        (self.folder / "lfs").mkdir()
-        blob = self.store_blob(_GITATTRIBUTES)
-        self._store_commit("refs/heads/main", {".gitattributes": blob}, "initial commit", author, None, new=True)
+            if parent is None or is_at(head, parent):
+                kept = {path: entry.blob_id for path, entry in self.files(head).items()}
+                changes.apply(kept)
+                made = self._store_commit(kept, message, author, head)
+                if start:
+                    self.add_ref(ref, made)
+                    return made
+                if self.git.refs.set_if_equals(_ref(ref), _id(head), _id(made)):  # git itself holds no lock of ours
+                    return made
+        raise HubAnswer(412, "A commit has happened since. Please refresh and try again.")
 
     def add_ref(self, ref: str, commit: str) -> None:
-        name: Any = ref.encode("utf-8", "replace")
         # A branch named like a commit would hide that commit, one named like a full reference that reference.
         short = ref.split("/", 2)[-1]
-        if not check_ref_format(name) or _HASH.fullmatch(short) or short.startswith("refs/") or short == "HEAD":
+        if not check_ref_format(_ref(ref)) or _HASH.fullmatch(short) or short.startswith("refs/") or short == "HEAD":
             raise HubAnswer(400, f"Invalid reference name: {ref}")
-        with self.lock.held():
+        with self.writing():
             try:
-                added = self.git.refs.add_if_new(name, ObjectID(commit.encode()))
-            except OSError as error:  # git keeps a/b as a file in folder a, where branch a would be
+                added = self.git.refs.add_if_new(_ref(ref), _id(commit))
+            except _IN_THE_WAY as error:  # git keeps a/b as a file in folder a, where branch a would be
                 raise HubAnswer(409, f"Reference {ref} is in the way of another: {error.strerror}") from None
         if not added:
             raise HubAnswer(409, f"Reference already exists: {ref}")
@@ -206,17 +225,16 @@ class Repository:
     def delete_ref(self, ref: str) -> None:
         if ref == "refs/heads/main":
             raise HubAnswer(400, "The default branch cannot be deleted")
-        with self.lock.held():
+        with self.writing():
             if ref not in self.refs():
                 raise HubAnswer(404, f"Reference does not exist: {ref}", code="RevisionNotFound")
-            self.git.refs.remove_if_equals(ref.encode(), None)  # type: ignore[arg-type]
+            self.git.refs.remove_if_equals(_ref(ref), None)
 
     def conflicts(self, source: str, target: str) -> tuple[Changes, list[str]]:
         """What a pull request changes, and the files among it that the branch has changed since."""
         ours, theirs = self.resolve(target), self.resolve(source)
-        known = {commit.id for commit in self.history(ours)}
-        base = next((commit.id.decode() for commit in self.history(theirs) if commit.id in known), None)
-        before = self.files(base) if base else {}
+        base = find_merge_base(self.git, [_id(ours), _id(theirs)])
+        before = self.files(base[0].decode()) if base else {}
         after, current = self.files(theirs), self.files(ours)
         changed = {path for path in before.keys() | after.keys() if before.get(path) != after.get(path)}
         clash = {path for path in changed if before.get(path) != current.get(path)}
@@ -225,35 +243,17 @@ class Repository:
         files = {path: after[path].blob_id if path in after else None for path in changed - done}
         return Changes(files), sorted(clash - done)
 
-    def merge(self, source: str, target: str, message: str, author: str) -> str:
-        """Apply a pull request's changes to a branch; refused if the branch changed one of the same files."""
-        with self.lock.held():
-            changes, clash = self.conflicts(source, target)
-            if clash:
-                raise HubAnswer(409, f"Cannot merge, files changed on both sides: {', '.join(clash)}")
-            return self.commit(target, changes, message, author)
-
-    def _store_commit(
-        self, ref: str, blobs: dict[str, str], message: str, author: str, parent: str | None, *, new: bool
-    ) -> str:
-        entries = [(path.encode(), ObjectID(blob.encode()), 0o100644) for path, blob in blobs.items()]
+    def _store_commit(self, blobs: dict[str, str], message: str, author: str, parent: str | None = None) -> str:
+        entries = [(path.encode(), _id(blob), 0o100644) for path, blob in blobs.items()]
         commit = Commit()
         commit.tree = commit_tree(self.git.object_store, entries)
-        commit.parents = [ObjectID(parent.encode())] if parent else []
+        commit.parents = [_id(parent)] if parent else []
         commit.author = commit.committer = f"{author} <{author}@localhost>".encode()
         commit.author_time = commit.commit_time = int(time.time())
         commit.author_timezone = commit.commit_timezone = 0
         commit.encoding = b"UTF-8"
         commit.message = message.encode()
         self.git.object_store.add_object(commit)
-        name: Any = ref.encode()
-        moved = (
-            self.git.refs.add_if_new(name, commit.id)
-            if new or parent is None
-            else self.git.refs.set_if_equals(name, ObjectID(parent.encode()), commit.id)
-        )
-        if not moved:  # by git itself: everybody else holds the lock
-            raise HubAnswer(412, "A commit has happened since. Please refresh and try again.")
         return commit.id.decode()
 
     # -- what git does not know ------------------------------------------------------------------------------------
@@ -268,12 +268,12 @@ class Repository:
     @contextmanager
     def changing(self) -> Iterator[dict[str, Any]]:
         """The same, to be changed inside the block; an exception leaves everything as it was."""
-        with self.lock.held():
+        with self.writing():
             meta = self.meta()
             yield meta
-            self.write_meta(meta)
+            self._write_meta(meta)
 
-    def write_meta(self, meta: dict[str, Any]) -> None:
+    def _write_meta(self, meta: dict[str, Any]) -> None:
         write_atomically(self.folder / _META, json.dumps(meta).encode())
 
     def lfs_path(self, oid: str) -> Path:
@@ -284,3 +284,11 @@ class Repository:
         if re.fullmatch("[0-9a-f]{64}", oid) is None:
             raise HubAnswer(422, f"Not a sha256: {oid}")
         return self.folder / "lfs" / oid
+
+
+def _id(name: str) -> ObjectID:
+    return ObjectID(name.encode())
+
+
+def _ref(name: str) -> Ref:
+    return Ref(name.encode("utf-8", "replace"))

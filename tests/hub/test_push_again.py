@@ -15,8 +15,8 @@ from huggingface_hub import HfApi, ModelCard, hf_hub_download
 import focus_hf
 from focus_hf.adapter.save import save_adapter
 from focus_hf.hub import HubError, PushPlan
-from focus_hf.local_hub import LocalHub, routes_commits
-from focus_hf.local_hub.errors import HubAnswer, answer
+from focus_hf.local_hub import LocalHub, uploads
+from focus_hf.local_hub.http import HubAnswer, answer
 from focus_hf.records import read_config, save_results
 from focus_hf.verify.claims import HOLDS
 from focus_hf.verify.files import check_files
@@ -279,7 +279,7 @@ def test_a_refused_push_leaves_nothing_and_tells_the_whole_reason(hub, api, adap
         push(hub, adapter, name)
         save_results(RESULTS, adapter)
     reason = "Because of " + "reasons, " * 60 + "and the last one."
-    monkeypatch.setattr(routes_commits, "_commit", lambda *args: answer(args[0], HubAnswer(400, reason)))
+    monkeypatch.setattr(uploads, "_commit", lambda visit, *args: answer(visit.request, HubAnswer(400, reason)))
     with pytest.raises(HubError, match="and the last one"):
         push(hub, adapter, name, revision="next")
     assert api.repo_exists(name) == existing

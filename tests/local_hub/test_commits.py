@@ -16,9 +16,9 @@ from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, RevisionN
 
 from focus_hf.local_hub import LocalHub
 from focus_hf.local_hub.changes import Changes
-from focus_hf.local_hub.locks import Gone
+from focus_hf.local_hub.http import Gone
+from focus_hf.local_hub.hub import Hub
 from focus_hf.local_hub.repository import Repository
-from focus_hf.local_hub.storage import Storage
 from tests.families import httpx
 
 HEADERS = {"Authorization": "Bearer t"}
@@ -133,14 +133,14 @@ def test_deleted_while_others_write(api, repo):
 @pytest.mark.parametrize("made_again", [False, True])
 def test_deleted_between_finding_and_reading(tmp_path, made_again):
     """Who found a repository before it was deleted hears that it is not there, whoever has its name now."""
-    storage = Storage(tmp_path)
-    storage.create("models", "demo/x", "demo", private=False)
-    found = storage.find("models", "demo/x")
+    hub = Hub(tmp_path)
+    hub.create("models", "demo/x", "demo", private=False)
+    found = hub.find("models", "demo/x")
     commit = found.commit("refs/heads/main", Changes({"a": found.store_blob(b"a")}), "a", "demo")
     entry = found.entry(commit, "a")
-    storage.delete("models", "demo/x")
+    hub.delete("models", "demo/x")
     if made_again:
-        storage.create("models", "demo/x", "demo", private=False)
+        hub.create("models", "demo/x", "demo", private=False)
     reads = [lambda: found.resolve("v1"), lambda: found.files(commit), lambda: list(found.history(commit))]
     for read in [*reads, lambda: found.describe_commit(commit), lambda: found.read(entry)]:
         with pytest.raises(Gone, match="Repository not found"):
@@ -148,9 +148,9 @@ def test_deleted_between_finding_and_reading(tmp_path, made_again):
 
 
 def test_damage_is_not_taken_for_a_deletion(tmp_path):
-    storage = Storage(tmp_path)
-    storage.create("models", "demo/x", "demo", private=False)
-    found = storage.find("models", "demo/x")
+    hub = Hub(tmp_path)
+    hub.create("models", "demo/x", "demo", private=False)
+    found = hub.find("models", "demo/x")
     commit = found.resolve("main")
     (found.folder / "objects" / commit[:2] / commit[2:]).unlink()
     with pytest.raises(KeyError):

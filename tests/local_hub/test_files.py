@@ -7,14 +7,13 @@ import json
 import os
 import socket
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from huggingface_hub import CommitOperationAdd, CommitOperationCopy, HfApi, constants, hf_hub_download
 from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
 
-from focus_hf.local_hub import LocalHub, lfs, run
+from focus_hf.local_hub import LocalHub, app, uploads
 from tests.families import httpx
 
 USERS = {"ada-w": "ada", "bob-w": "bob"}
@@ -53,9 +52,8 @@ def batch(hub, repo, oid, size, headers=ADA):
 
 
 def stored(hub, oid):
-    storage = hub.app.state.hub.storage
-    kept = any(storage.root.glob(f"*/*/*.git/lfs/{oid}"))
-    return kept or any(path.name != "lock" for path in storage.staging.folder.iterdir())
+    here = hub.app.state.hub
+    return any(here.root.glob(f"*/*/*.git/lfs/{oid}")) or any(here.staging.iterdir())
 
 
 def test_large_files_go_there_and_come_back(hub, api, repo, tmp_path):
@@ -101,8 +99,8 @@ def test_uploads_need_the_address_that_was_given_for_them(hub, repo, monkeypatch
     ]
     for address in forged:
         assert HTTP.put(address, content=content, headers=ADA).status_code == 403, address
-    late = time.time() + lfs.UPLOAD_STARTS_WITHIN + 1
-    monkeypatch.setattr(lfs.time, "time", lambda: late)
+    late = time.time() + uploads.UPLOAD_STARTS_WITHIN + 1
+    monkeypatch.setattr(uploads.time, "time", lambda: late)
     assert HTTP.put(href, content=content).status_code == 403
     monkeypatch.undo()
     assert not stored(hub, oid)
@@ -197,10 +195,8 @@ def parts(hub):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(constants, "HF_HUB_DISABLE_XET", True)
         for path, content in FILES.items():
-            threshold = 100 if path == "large.bin" else 1000
-            hub.app.state.hub = replace(hub.app.state.hub, lfs_threshold=threshold)
+            patch.setattr(hub.app.state.hub, "lfs_threshold", 100 if path == "large.bin" else 1000)
             api.upload_file(path_or_fileobj=content, path_in_repo=path, repo_id="ada/parts")
-    hub.app.state.hub = replace(hub.app.state.hub, lfs_threshold=1000)
     lfs_files = [entry.path for entry in api.list_repo_tree("ada/parts") if entry.lfs]
     assert lfs_files == ["large.bin"]
     return f"{hub.endpoint}/ada/parts/resolve/main"
@@ -258,8 +254,8 @@ class CutsOff:
 
 
 def test_a_download_that_breaks_off_is_resumed(tmp_path, monkeypatch):
-    plain = run.create_app
-    monkeypatch.setattr(run, "create_app", lambda *args, **kwargs: CutsOff(plain(*args, **kwargs)))
+    plain = app.create_app
+    monkeypatch.setattr(app, "create_app", lambda *args, **kwargs: CutsOff(plain(*args, **kwargs)))
     monkeypatch.setattr("huggingface_hub.file_download.time.sleep", lambda seconds: None)
     monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 50_000)  # it keeps the whole chunks of a broken download
     with LocalHub(tmp_path / "root", lfs_threshold=1000, token="t") as hub:

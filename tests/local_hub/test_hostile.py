@@ -10,7 +10,8 @@ import pytest
 from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError
 
-from focus_hf.local_hub import LocalHub, lfs, requests, routes_commits
+from focus_hf.local_hub import LocalHub, http, uploads, visit
+from focus_hf.local_hub.changes import Changes
 from focus_hf.local_hub.pages import MAX_RENDERED
 from tests.families import httpx
 
@@ -66,7 +67,7 @@ def test_a_full_name_means_that_reference_whatever_tags_there_are(hub, api):
     first = api.model_info("demo/shadow").sha
     api.upload_file(path_or_fileobj=b"1", path_in_repo="a", repo_id="demo/shadow")
     pull_request = api.upload_file(path_or_fileobj=b"2", path_in_repo="b", repo_id="demo/shadow", create_pr=True)
-    git = hub.app.state.hub.storage.find("models", "demo/shadow").git
+    git = hub.app.state.hub.find("models", "demo/shadow").git
     for name in (b"refs/heads/main", b"refs/pr/1"):  # as an older version of this Hub let anybody make
         git.refs[b"refs/tags/" + name] = first.encode()
     assert api.model_info("demo/shadow", revision="refs/heads/main").sha == api.model_info("demo/shadow").sha != first
@@ -171,10 +172,10 @@ def small(tmp_path):
 
 def test_every_bound_says_its_size(small, monkeypatch):
     hub, repo = small, "demo/fuzzed"
-    monkeypatch.setattr(requests, "MAX_JSON", 10_000)
-    monkeypatch.setattr(requests, "MAX_FILES", 100)
-    monkeypatch.setattr(routes_commits, "MAX_FILES", 100)
-    monkeypatch.setattr(routes_commits, "MAX_COMMIT", 200_000)
+    monkeypatch.setattr(visit, "MAX_JSON", 10_000)
+    monkeypatch.setattr(http, "MAX_FILES", 100)
+    monkeypatch.setattr(uploads, "MAX_FILES", 100)
+    monkeypatch.setattr(uploads, "MAX_COMMIT", 200_000)
     api = f"{hub.endpoint}/api/models/{repo}"
     refused(HTTP.post(f"{hub.endpoint}/api/validate-yaml", json={"content": "x" * 10_000}), 413, "10,000 bytes")
     files = [{"path": "a", "size": 1}] * 101
@@ -182,7 +183,7 @@ def test_every_bound_says_its_size(small, monkeypatch):
     refused(HTTP.post(f"{api}/paths-info/main", json={"paths": ["a"] * 101}), 413, "101 files", "100")
     batch = {"objects": [{"oid": "0" * 64, "size": 1}] * 101}
     refused(HTTP.post(f"{hub.endpoint}/{repo}.git/info/lfs/objects/batch", json=batch), 413, "101 files", "100")
-    batch = {"objects": [{"oid": "0" * 64, "size": lfs.MAX_LFS + 1}]}
+    batch = {"objects": [{"oid": "0" * 64, "size": uploads.MAX_LFS + 1}]}
     refused(HTTP.post(f"{hub.endpoint}/{repo}.git/info/lfs/objects/batch", json=batch), 422, "50,000,000,000")
     refused(commit(hub, repo, HEADER, *[add(f"{n}") for n in range(101)]), 413, "100 files")
     refused(commit(hub, repo, HEADER, add("a", "x" * 150_000)), 413, "145,536 bytes", "LFS")
@@ -230,11 +231,11 @@ def seconds(call):
 def test_many_paths_among_many_files(hub, api):
     """Took 7.5 s when each path was compared with each file."""
     api.create_repo("demo/many")
-    repository = hub.app.state.hub.storage.find("models", "demo/many")
+    repository = hub.app.state.hub.find("models", "demo/many")
     blob = repository.store_blob(b"x")
-    changes = routes_commits.Changes({f"folder-{n % 40}/{n}.txt": blob for n in range(2_000)})
+    changes = Changes({f"folder-{n % 40}/{n}.txt": blob for n in range(2_000)})
     repository.commit("refs/heads/main", changes, "many", "demo")
-    body = {"paths": [f"folder-{n % 50}" for n in range(requests.MAX_FILES)]}
+    body = {"paths": [f"folder-{n % 50}" for n in range(http.MAX_FILES)]}
     assert seconds(lambda: HTTP.post(f"{hub.endpoint}/api/models/demo/many/paths-info/main", json=body)) < 4
     found = HTTP.post(
         f"{hub.endpoint}/api/models/demo/many/paths-info/main", json={"paths": ["folder-1", "folder-99"]}

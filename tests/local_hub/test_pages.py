@@ -94,7 +94,7 @@ def hub(tmp_path_factory):
             operations = [CommitOperationAdd(path, content) for path, content in files.items()]
             api.create_repo(name, private=name == "ada/secret")
             with pytest.MonkeyPatch.context() as patch:  # repositories that were made before such names were refused
-                patch.setattr("focus_hf.local_hub.routes_commits.check_path", lambda path: path)
+                patch.setattr("focus_hf.local_hub.uploads.check_path", lambda path: path)
                 api.create_commit(
                     name, operations, commit_message=f"Files <b>of</b> {name}\n\nwith a \u202e description"
                 )
