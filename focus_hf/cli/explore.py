@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -33,20 +34,21 @@ def explore(
     as_json: Annotated[bool, typer.Option("--json", help="Print facts about the page as JSON.")] = False,
 ) -> None:
     """Write a page that shows what each head reads far away, token by token: one HTML file, nothing else needed."""
+    from ..adapter.placement import check_placement
     from ..explore.command import run_explore
+    from ..hub import load_adapted
 
+    check_placement(device, device_map, dtype)
     with progress_bars() as progress:
         facts = run_explore(
             adapter,
             [str(path) for path in text or ()],
+            load=partial(
+                load_adapted, base=model, revision=revision, device=device, device_map=device_map, dtype=dtype
+            ),
             progress=progress,
             pairs=pairs,
             top_k=top_k,
-            base=model,
-            revision=revision,
-            device=device,
-            device_map=device_map,
-            dtype=dtype,
             max_tokens=max_tokens,
             window=seq_len,
             out=out,

@@ -150,8 +150,8 @@ def _explorer(adapter: Path, base: Path, text: str, out: Path, console: Console)
         run_explore(
             str(adapter),
             [text],
+            load=partial(load_adapted, base=str(base)),
             progress=progress,
-            base=str(base),
             max_tokens=EXPLORED,
             out=page,
         )

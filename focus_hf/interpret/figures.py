@@ -10,7 +10,6 @@ import io
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -37,9 +36,14 @@ def save_plots(report: GroupReport, folder: str | os.PathLike[str]) -> list[Path
     return [head_figure(layer, report.bands, Path(folder) / picture(layer)) for layer in report.that_matter(HEADS)]
 
 
-def head_figure(layer: LayerFacts, bands: Sequence[int], path: str | os.PathLike[str]) -> Path:
+def head_figure(layer: LayerFacts, bands: Sequence[int], path: Path) -> Path:
     """Of one head: the share of its attention that falls on each group at each distance, in per cent; beside each
     group how many of the queries read it, at the distance at which most do."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
     rows = layer.most_read(_GROUPS, named=False)
     attention, reads = np.array(layer.attention), np.array(layer.reads)
     others = [group for group in range(len(attention)) if group not in rows]
@@ -48,7 +52,6 @@ def head_figure(layer: LayerFacts, bands: Sequence[int], path: str | os.PathLike
     if others:
         values = np.concatenate([values, 100 * attention[others].sum(axis=0, keepdims=True)])
         labels.append(f"{len(others)} other groups")
-    pyplot = _pyplot()
     figure, axis = pyplot.subplots(
         figsize=(3.2 + 0.8 * max(len(bands), 3), 1.2 + 0.46 * len(labels)), dpi=110, layout="constrained"
     )
@@ -61,7 +64,12 @@ def head_figure(layer: LayerFacts, bands: Sequence[int], path: str | os.PathLike
     axis.set_xticks(range(len(bands)), [_distance(bands, band) for band in range(len(bands))], fontsize=9)
     axis.set_xlabel("tokens back")
     axis.set_title(f"{_plain(layer.short_title)}: attention by group and distance (%)", fontsize=10)
-    return _save(figure, path, digest(picture_data(layer)))
+    content = io.BytesIO()
+    metadata = {"Software": None, DATA: digest(picture_data(layer))}
+    figure.savefig(content, format="png", facecolor="white", metadata=metadata)
+    pyplot.close(figure)
+    write_atomically(path, content.getvalue())
+    return path
 
 
 def _called(layer: LayerFacts, group: int) -> str:
@@ -81,20 +89,3 @@ def _distance(bands: Sequence[int], band: int) -> str:
 def _plain(text: str) -> str:
     """No mathematics in strangers' text."""
     return text.replace("$", r"\$")
-
-
-def _pyplot() -> Any:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    return pyplot
-
-
-def _save(figure: Any, path: str | os.PathLike[str], data: str) -> Path:
-    content = io.BytesIO()
-    figure.savefig(content, format="png", facecolor="white", metadata={"Software": None, DATA: data})
-    _pyplot().close(figure)
-    write_atomically(Path(path), content.getvalue())
-    return Path(path)

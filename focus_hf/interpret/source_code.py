@@ -7,7 +7,7 @@ import io
 import keyword
 import tokenize
 
-from .document import Document, Word
+from .windows import Document, Word
 
 #: What a word is, by its token's name in `tokenize`; of operators and names see below.
 _KINDS = {

@@ -12,6 +12,7 @@ from typing import Any
 
 from ..escape import one_line
 from ..files import write_atomically
+from .adapter_files import GROUPS_FILE
 from .group_facts import NAMELESS, GroupFacts, LayerFacts
 from .group_markdown import render
 from .typed import check_types
@@ -120,14 +121,19 @@ class GroupReport:
             ]
             if unknown := values.keys() - {f.name for f in fields(cls)}:
                 raise ValueError(f"unknown entry {sorted(unknown)[0]!r}")
-            groups = [group for layer in layers for group in layer.groups]
-            for record in (*groups, *layers):
+            for record in (*(group for layer in layers for group in layer.groups), *layers):
                 check_types(record)
             report = cls(layers=layers, **values)
             check_types(report)
             return report
         except (TypeError, KeyError, AttributeError, ValueError, RecursionError) as error:
             raise ValueError(f"{path} is not a group report that can be read: {one_line(str(error))}") from None
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike[str]) -> GroupReport | None:
+        """Read it from an adapter's folder, see `from_json`; ``None`` if there is none."""
+        path = Path(folder) / GROUPS_FILE
+        return cls.from_json(path) if path.is_file() else None
 
     def to_markdown(self, figures: Collection[str] = ()) -> str:
         """The report as Markdown for a card; everything from outside is escaped.

@@ -11,7 +11,7 @@ from focus_hf.interpret import LayerMatch, agreement, match_groups, read_treeban
 from focus_hf.interpret.agreement import contextual_share, lookup_table, random_table
 from focus_hf.interpret.naming import Namer
 from focus_hf.interpret.tokens import PROFILE, display, profile
-from focus_hf.interpret.treebank import Word, align
+from focus_hf.interpret.windows import Word, align
 
 GOOD = """\
 # newdoc id = one
@@ -119,7 +119,7 @@ def named(inside, gold_of=None, gold=None, parts=(), outside=100):
     for token, count in inside.items():
         by_token[TOKENS.index(token), 0] = count
     profiles = np.array([profile(text, text) for text in TOKENS])
-    namer = Namer(dict(enumerate(TOKENS)), profiles, by_token.sum(axis=1), gold, parts)
+    namer = Namer(TOKENS, profiles, by_token.sum(axis=1), gold, parts)
     return namer.names(by_token, gold_of)[0]
 
 
