@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -65,9 +66,7 @@ def verify(
             tick=lambda done: progress.update(bar, advance=1, description=done, visible=True),
         )
     if as_json:
-        typer.echo(
-            json.dumps({"adapter": adapter, "holds": all_hold(claims), "claims": [c.to_dict() for c in claims]})
-        )
+        typer.echo(json.dumps({"adapter": adapter, "holds": all_hold(claims), "claims": [asdict(c) for c in claims]}))
     else:
         table = Table(box=None)
         for column in ("claim", "claimed", "measured", "verdict", ""):

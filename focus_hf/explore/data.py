@@ -38,7 +38,7 @@ class Head:
         weight, dense: float32 ``(T, TARGETS)``, their weights; ``weight`` is 0 where they are not read.
         received: float64 ``(T, bands)``, far attention that each token gets, by distance, summed over those who read.
         places: float64 ``(T, bands)``, how many tokens have it at that distance.
-        sums: float64 ``(4,)``, of pairs read, pairs possible, weight times distance, weight; the last two without sinks.
+        sums: float64 ``(4,)``: pairs read, pairs possible; weight times distance, weight, both without sinks.
     """
 
     name: str

@@ -96,8 +96,7 @@ def write_space(
     text: str = "",
     endpoint: str | None = None,
 ) -> list[Path]:
-    """A page as a static Space, a folder to push as it is: ``index.html``, and ``README.md`` with what the Hub wants to
-    know.
+    """A page as a static Space, a folder to push as it is: ``index.html`` and the ``README.md`` that the Hub wants.
 
     Args:
         page: see `render`.

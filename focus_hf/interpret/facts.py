@@ -61,9 +61,10 @@ class ReadText:
 
     def context(self, ids: np.ndarray, place: int) -> dict[str, str]:
         """A token of a window between its neighbours."""
-        before, after = ids[max(0, place - CONTEXT) : place], ids[place + 1 : place + 1 + CONTEXT]
-        sides = ("".join(self.texts[int(i)] for i in some) for some in (before, after))
-        before, after = (display(side).replace("␣", " ") for side in sides)
+        before, after = (
+            display("".join(self.texts[int(i)] for i in some)).replace("␣", " ")
+            for some in (ids[max(0, place - CONTEXT) : place], ids[place + 1 : place + 1 + CONTEXT])
+        )
         return {"before": before, "token": display(self.texts[int(ids[place])]), "after": after}
 
     def example(self, place: int) -> dict[str, str]:

@@ -10,8 +10,7 @@ import pytest
 from rich.console import Console
 
 from focus_hf.adapter.save import save_adapter
-from focus_hf.compare import adapters_table, compare_adapters
-from focus_hf.compare.adapters import for_whom
+from focus_hf.compare import adapters_table, compare_adapters, for_whom
 from focus_hf.records import Evaluation, Results, save_results
 from tests.families import focus_model
 

@@ -1,4 +1,4 @@
-"""Two adapters of one base model by their records: which is for whom."""
+"""Two adapters of one base model beside each other, by their records: which is for whom."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from ..card.summary import summarise
-from ..records import AdapterConfig, check_adapter, load_results
+from .card.summary import summarise
+from .records import check_adapter, load_results
 
 #: Differences of perplexity, in per cent, and of the share of pairs, that count as none.
 ALIKE, AS_MANY = 0.1, 0.02
@@ -49,6 +49,7 @@ class Compared:
         return None
 
     def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
         return {**asdict(self), "better": self.better}
 
 
@@ -67,18 +68,17 @@ def compare_adapters(folders: Sequence[str | os.PathLike[str]]) -> list[Compared
     bases = [config.base_model_name_or_path for config in configs]
     if bases[0] != bases[1]:
         raise ValueError(f"The adapters are of two base models, {bases[0]} and {bases[1]}: compare those of one.")
-    one, other = (_cells(folder, config) for folder, config in zip(folders, configs, strict=True))
-    both = [key for key in one if key in other]
+    summaries = [summarise(load_results(folder), config) for folder, config in zip(folders, configs, strict=True)]
+    one, other = (
+        {key: Side(cell.focus, cell.pairs) for key, cell in (summary.cells if summary else {}).items()}
+        for summary in summaries
+    )
+    both = sorted(one.keys() & other.keys())
     if not both:
         raise ValueError(
             "No text and length was measured on both adapters: focus-hf eval --adapter ... --text ... --write"
         )
-    return [Compared(text, length, (one[length, text], other[length, text])) for length, text in sorted(both)]
-
-
-def _cells(folder: str | os.PathLike[str], config: AdapterConfig) -> dict[tuple[int, str], Side]:
-    summary = summarise(load_results(folder), config)
-    return {key: Side(cell.focus, cell.pairs) for key, cell in summary.cells.items()} if summary else {}
+    return [Compared(text, length, (one[length, text], other[length, text])) for length, text in both]
 
 
 def adapters_table(names: Sequence[str], rows: Sequence[Compared]) -> Table:
