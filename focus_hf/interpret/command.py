@@ -105,20 +105,14 @@ def summary_table(report: GroupReport) -> Table:
     """One line for each layer or head; NMI is with parts of speech."""
     title = f"Groups on {report.text['name']}, {report.text['tokens']:,} tokens"
     table = Table(title=Text(title), title_justify="left")
-    gold_columns = ("NMI", "random", "look-up") if any(layer.agreement for layer in report.layers) else ()
+    gold_columns = ("NMI", "random", "look-up") if any(layer.nmi for layer in report.layers) else ()
     for column in ("layer", "loss without", "silent", "in context", *gold_columns, "reads most"):
         table.add_column(column, justify="left" if column in ("layer", "reads most") else "right", overflow="fold")
     for layer in report.layers:
-        cells: list[Text | str] = [
-            Text(layer.short_title),
-            "" if layer.loss is None else f"{layer.loss:+.4f}",
-            "" if layer.silent is None else f"{100 * layer.silent:.0f} %",
-            f"{100 * layer.contextual:.0f} %",
-        ]
-        if gold_columns:
-            cells += [f"{layer.agreement['upos'][kind]['nmi']:.3f}" for kind in ("groups", "random", "lookup")]
-        cells.append(Text(", ".join(layer.groups[group].name for group in layer.most_read(3))))
-        table.add_row(*cells)
+        cells = [layer.told_loss, layer.told_silent, f"{100 * layer.contextual:.0f} %"]
+        cells += [f"{value:.3f}" for value in layer.nmi]
+        names = Text(", ".join(layer.groups[group].name for group in layer.most_read(3)))
+        table.add_row(Text(layer.short_title), *cells, names)
     return table
 
 

@@ -82,11 +82,31 @@ class LayerFacts:
         return self.name if self.head is None else f"{self.name.removesuffix(f'.{self.head}')}, head {self.head}"
 
     @property
-    def short_title(self) -> str:
+    def numbers(self) -> list[str]:
         """The layer's number, if its name has one, and the head's."""
-        numbers = [part for part in self.name.split(".") if part.isdigit()]
-        short = f"layer {numbers[0]}" if numbers else self.name[-16:]
+        return [part for part in self.name.split(".") if part.isdigit()]
+
+    @property
+    def short_title(self) -> str:
+        """The same for people."""
+        short = f"layer {self.numbers[0]}" if self.numbers else self.name[-16:]
         return short if self.head is None else f"{short}, head {self.head}"
+
+    @property
+    def told_loss(self) -> str:
+        """Nats per token; empty if not measured."""
+        return "" if self.loss is None else f"{self.loss:+.4f}"
+
+    @property
+    def told_silent(self) -> str:
+        """In per cent; empty if not measured."""
+        return "" if self.silent is None else f"{100 * self.silent:.0f} %"
+
+    @property
+    def nmi(self) -> list[float]:
+        """Agreement with parts of speech of the groups, of random ones and of a look-up; empty for plain text."""
+        found = self.agreement.get("upos")
+        return [float(found[which]["nmi"]) for which in ("groups", "random", "lookup")] if found else []
 
     @property
     def largest(self) -> float:
