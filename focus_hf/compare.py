@@ -4,25 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
-from .card.summary import summarise
+from .card.summary import Cell, summarise
 from .records import check_adapter, load_results
 
 #: Differences of perplexity, in per cent, and of the share of pairs, that count as none.
 ALIKE, AS_MANY = 0.1, 0.02
-
-
-@dataclass(frozen=True)
-class Side:
-    """One adapter on a text at a length: per cent of perplexity above dense attention's, and share of the pairs."""
-
-    loss: float
-    pairs: float
 
 
 @dataclass(frozen=True)
@@ -32,25 +24,26 @@ class Compared:
     Args:
         text: its name.
         length: tokens.
-        sides: the first and the second adapter.
+        sides: of the first and the second adapter what its card has.
     """
 
     text: str
     length: int
-    sides: tuple[Side, Side]
+    sides: tuple[Cell, Cell]
 
     @property
     def better(self) -> int | None:
         """Which loses less and does not attend to more pairs; ``None`` where neither does."""
         for one, other in ((0, 1), (1, 0)):
             mine, theirs = self.sides[one], self.sides[other]
-            if mine.loss < theirs.loss - ALIKE and mine.pairs <= theirs.pairs + AS_MANY:
+            if mine.focus < theirs.focus - ALIKE and mine.pairs <= theirs.pairs + AS_MANY:
                 return one
         return None
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
-        return {**asdict(self), "better": self.better}
+        sides = [{"loss": side.focus, "pairs": side.pairs} for side in self.sides]
+        return {"text": self.text, "length": self.length, "sides": sides, "better": self.better}
 
 
 def compare_adapters(folders: Sequence[str | os.PathLike[str]]) -> list[Compared]:
@@ -69,10 +62,7 @@ def compare_adapters(folders: Sequence[str | os.PathLike[str]]) -> list[Compared
     if bases[0] != bases[1]:
         raise ValueError(f"The adapters are of two base models, {bases[0]} and {bases[1]}: compare those of one.")
     summaries = [summarise(load_results(folder), config) for folder, config in zip(folders, configs, strict=True)]
-    one, other = (
-        {key: Side(cell.focus, cell.pairs) for key, cell in (summary.cells if summary else {}).items()}
-        for summary in summaries
-    )
+    one, other = (summary.cells if summary else {} for summary in summaries)
     both = sorted(one.keys() & other.keys())
     if not both:
         raise ValueError(
@@ -89,7 +79,7 @@ def adapters_table(names: Sequence[str], rows: Sequence[Compared]) -> Table:
     for row in rows:
         cells = [
             Text(
-                f"{side.loss:+.1f} % ({100 * side.pairs:.0f} % of pairs)", style="bold" if row.better == place else ""
+                f"{side.focus:+.1f} % ({100 * side.pairs:.0f} % of pairs)", style="bold" if row.better == place else ""
             )
             for place, side in enumerate(row.sides)
         ]

@@ -89,13 +89,7 @@ def _hash(content: str) -> str:
     return f"sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}"
 
 
-def write_space(
-    page: Page,
-    folder: str | os.PathLike[str],
-    models: Sequence[str] = (),
-    text: str = "",
-    endpoint: str | None = None,
-) -> list[Path]:
+def write_space(page: Page, folder: str | os.PathLike[str], models: Sequence[str] = (), text: str = "") -> list[Path]:
     """A page as a static Space, a folder to push as it is: ``index.html`` and the ``README.md`` that the Hub wants.
 
     Args:
@@ -103,7 +97,6 @@ def write_space(
         folder: created if it does not exist.
         models: adapters and base models on the page; those that are Hub ids are linked, and their pages link back.
         text: name of the text.
-        endpoint: address of the Hub that links lead to; ``HF_ENDPOINT`` by default.
 
     Returns:
         The files.
@@ -132,7 +125,7 @@ def write_space(
         f"[Focus](https://arxiv.org/abs/2604.03260) adapter, token by token{f', on {escape(text)}' if text else ''}.\n"
     )
     if linked:
-        hub = (endpoint or constants.ENDPOINT).rstrip("/")
+        hub = constants.ENDPOINT.rstrip("/")
         body += f"\nModels: {' and '.join(f'[{escape(model)}]({hub}/{model})' for model in linked)}.\n"
     write_atomically(readme, f"---\n{front}---\n\n{body}".encode())
     write(page, index)

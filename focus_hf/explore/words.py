@@ -14,7 +14,7 @@ from ..attention import Pattern
 from ..interpret.agreement import count_table
 from ..interpret.naming import Namer
 from ..interpret.reading import RESTS
-from ..interpret.tokens import profile
+from ..interpret.tokens import display
 from ..records.group_facts import NAMELESS
 from .data import ExplorerData, Head
 
@@ -82,7 +82,7 @@ class PageWords:
             np.array(data.tokens, dtype=object), return_inverse=True, return_counts=True
         )
         self.texts: list[str] = texts.tolist()
-        self.namer = Namer(self.texts, np.array([profile(text, text) for text in self.texts]), self.counts)
+        self.namer = Namer(self.texts, self.texts, self.counts)
 
     def of(self, head: Head) -> HeadWords:
         """Describe a head."""
@@ -121,7 +121,7 @@ class PageWords:
         expected = self.counts * here.sum() / len(self.ids)
         gain = np.where(here > 0, here * np.log(np.maximum(here, 1e-9) / np.maximum(expected, 1e-9)), -np.inf)
         order = [self.texts[place] for place in np.argsort(-gain, kind="stable") if here[place] > 0]
-        return list(dict.fromkeys(visible_spaces(text) for text in order if text))[:TYPICAL]
+        return list(dict.fromkeys(text.strip() or display(text) for text in order if text))[:TYPICAL]
 
     def _sentence(self, far: float, sought: float, cells: np.ndarray, chosen: Sequence[GroupWords]) -> str:
         pattern = self.pattern
@@ -159,11 +159,6 @@ def told_bands(first: int, last: int, pattern: Pattern) -> str:
     if last == len(starts) - 1:
         return f"{nearest:,} or more tokens away"
     return f"{nearest:,} to {starts[last + 1]:,} tokens away"
-
-
-def visible_spaces(token: str) -> str:
-    """A token without the spaces around it; of nothing but spaces, with them to be seen."""
-    return token.strip() or token.replace(" ", "␣").replace("\n", "⏎").replace("\t", "⇥")
 
 
 def _shares(counts: np.ndarray) -> np.ndarray:

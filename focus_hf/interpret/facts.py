@@ -12,7 +12,7 @@ from .agreement import agreement, contextual_share, count_table, lookup_table, r
 from .collect import RoutedText, first_windows
 from .naming import Name, Namer
 from .reading import DistantPair, Reading
-from .tokens import display, profile
+from .tokens import display
 from .windows import Window
 
 #: Tokens shown before and after an example.
@@ -46,16 +46,15 @@ class ReadText:
         self.ends = np.cumsum([len(window.ids) for window in windows])
         self.sampled = int(self.ends[len(first_windows(windows)) - 1])
         kinds, self.kind, self.counts = np.unique(self.ids, return_inverse=True, return_counts=True)
-        raw = tokenizer.convert_ids_to_tokens(kinds.tolist())
         self.texts = {i: tokenizer.decode([i], clean_up_tokenization_spaces=False) for i in kinds.tolist()}
         self.shown = [display(text) for text in self.texts.values()]
-        profiles = np.array([profile(text, str(own)) for text, own in zip(self.texts.values(), raw, strict=True)])
         none = [np.full(len(window.ids), -1) if window.gold is None else window.gold for window in windows]
         self.gold, self.parts = np.concatenate(none), parts
         self.has_gold = self.gold >= 0
         shape = len(kinds), len(parts)
         self.gold_by_kind = count_table(self.kind[self.has_gold], self.gold[self.has_gold], shape) if parts else None
-        self.namer = Namer(list(self.texts.values()), profiles, self.counts, self.gold_by_kind, parts)
+        raw = list(map(str, tokenizer.convert_ids_to_tokens(kinds.tolist())))
+        self.namer = Namer(list(self.texts.values()), raw, self.counts, self.gold_by_kind, parts)
         # Tokens and examples of a group, split tokens and pairs of a layer.
         self.tokens, self.examples, self.split, self.pairs = (8, 2, 3, 5) if groups <= MANY_GROUPS else (5, 1, 1, 2)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from .tokens import PROFILE, display
+from .tokens import PROPERTIES, display, properties
 
 #: A name must fit this share of a group's tokens, and this much more of them than of all tokens.
 COVERS, LIFT = 0.5, 2.0
@@ -41,15 +41,6 @@ PARTS_OF_SPEECH = {
     "TARGET": "variables that are assigned", "VARIABLE": "variables that are read",
 }  # fmt: skip
 
-_PROPERTIES = {
-    "punctuation": "punctuation",
-    "digits": "numbers",
-    "capitalised": "capitalised words",
-    "word-initial": "starts of words",
-    "sub-word": "inner parts of words",
-    "whitespace": "line breaks and spaces",
-}
-
 _SIGNS = {
     ",": "commas", ".": "full stops", ";": "semicolons", ":": "colons", "?": "question marks",
     "!": "exclamation marks", "(": "opening brackets", ")": "closing brackets", '"': "quotation marks",
@@ -71,8 +62,7 @@ class Namer:
     """Names groups of one text, whose tokens are of some kinds.
 
     Args:
-        texts: of each kind.
-        profiles: bool ``(kinds, len(PROFILE))``.
+        texts, raw: of each kind, decoded and as the vocabulary writes it.
         counts: of each kind in the text, ``(kinds,)``.
         gold: counts ``(kinds, parts of speech)`` in the text, where it has them.
         parts: their names.
@@ -81,16 +71,19 @@ class Namer:
     def __init__(
         self,
         texts: Sequence[str],
-        profiles: np.ndarray,
+        raw: Sequence[str],
         counts: np.ndarray,
         gold: np.ndarray | None = None,
         parts: Sequence[str] = (),
     ) -> None:
-        self.profiles, self.counts, self.gold, self.parts = profiles, counts, gold, parts
+        self.counts, self.gold, self.parts = counts, gold, parts
+        held = list(map(properties, texts, raw))
+        self.properties = {name: np.array([name in one for one in held], dtype=bool) for name in PROPERTIES}
         bare = [text.strip().lower() or text for text in texts]
         self.words = list(dict.fromkeys(bare))  # however they are written
         number = {word: place for place, word in enumerate(self.words)}
         self.word_of = np.array([number[word] for word in bare], dtype=np.int64)
+        self.alphabetic = [(place, word) for word, place in number.items() if word.isalpha()]
 
     def names(self, by_token: np.ndarray, gold_of: np.ndarray | None = None) -> list[Name]:
         """The name of each group.
@@ -130,21 +123,18 @@ class Namer:
         for count in range(1, len(order) + 1):
             yield _listed([self.words[word] for word in order[:count]]), np.isin(self.word_of, order[:count])
         yield from self._endings(by_word)
-        for place, of_profile in enumerate(PROFILE):
-            if of_profile in _PROPERTIES:
-                yield _PROPERTIES[of_profile], self.profiles[:, place]
+        yield from self.properties.items()
 
     def _endings(self, by_word: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
-        alphabetic = [(number, word) for number, word in enumerate(self.words) if word.isalpha()]
         for length in (4, 3, 2):  # of endings that fit the same tokens, the longest: -ing rather than -ng
             by_ending: dict[str, list[int]] = {}
-            for number, word in alphabetic:
+            for number, word in self.alphabetic:
                 if by_word[number] and len(word) >= length:
                     by_ending.setdefault(word[-length:], []).append(number)
             several = {ending: by_word[some].sum() for ending, some in by_ending.items() if len(some) > LONGEST_LIST}
             if several:
                 best = max(several, key=lambda ending: several[ending])
-                fitting = [number for number, word in alphabetic if word.endswith(best)]
+                fitting = [number for number, word in self.alphabetic if word.endswith(best)]
                 yield f"words ending in -{best}", np.isin(self.word_of, fitting)
 
 

@@ -9,17 +9,8 @@ import tokenize
 
 from .windows import Document, Word
 
-#: What a word is, by its token's name in `tokenize`; of operators and names see below.
-_KINDS = {
-    "NUMBER": "NUMBER",
-    "STRING": "STRING",
-    "FSTRING_START": "STRING",
-    "FSTRING_MIDDLE": "STRING",
-    "FSTRING_END": "STRING",
-    "COMMENT": "COMMENT",
-    "NEWLINE": "NEWLINE",
-    "NL": "NEWLINE",
-}
+#: What a word is, by its token's name in `tokenize`, where that is not the same; of operators and names see below.
+_KINDS = {"NL": "NEWLINE", "FSTRING_START": "STRING", "FSTRING_MIDDLE": "STRING", "FSTRING_END": "STRING"}
 
 #: Line and column of the first character, as `ast` counts them: columns are bytes.
 _Place = tuple[int, int]
@@ -71,7 +62,8 @@ def _kind(token: tokenize.TokenInfo) -> str | None:
         return "OPEN" if token.string in "([{" else "CLOSE" if token.string in ")]}" else "OPERATOR"
     if name == "NAME":
         return "KEYWORD" if keyword.iskeyword(token.string) else "NAME"
-    return _KINDS.get(name)
+    kind = _KINDS.get(name, name)
+    return kind if kind in ("NUMBER", "STRING", "COMMENT", "NEWLINE") else None
 
 
 def _roles(tree: ast.AST) -> dict[_Place, str]:

@@ -1,17 +1,19 @@
-"""What a token looks like: how it is shown, and its orthographic profile."""
+"""What a token looks like: how it is shown, and properties of its text."""
 
 from __future__ import annotations
 
 import unicodedata
 
-#: Properties of a token's text. Several can hold.
-PROFILE = ("punctuation", "digits", "capitalised", "word-initial", "sub-word", "whitespace", "other")
+#: Properties of a token's text, as people call them. Several can hold.
+PROPERTIES = (
+    "punctuation", "numbers", "capitalised words", "starts of words", "inner parts of words", "line breaks and spaces",
+)  # fmt: skip
 
 _NAMED = {" ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍"}
 
 
-def profile(text: str, raw: str) -> tuple[bool, ...]:
-    """Which of `PROFILE` hold.
+def properties(text: str, raw: str) -> set[str]:
+    """Which of `PROPERTIES` hold.
 
     Args:
         text: decoded.
@@ -20,14 +22,14 @@ def profile(text: str, raw: str) -> tuple[bool, ...]:
     """
     bare = text.strip()
     if not bare:
-        return (False, False, False, False, False, True, False)
+        return {"line breaks and spaces"}
     is_word = any(character.isalpha() for character in bare)
     starts = raw.startswith(("Ġ", "▁", " ")) or (text != bare and text[:1].isspace())
     starts = starts and not raw.startswith("##")
-    punctuation = "\ufffd" not in bare and all(unicodedata.category(character)[0] in "PS" for character in bare)
+    signs = "\ufffd" not in bare and all(unicodedata.category(character)[0] in "PS" for character in bare)
     digits = all(character.isdigit() for character in bare)
-    kinds = (punctuation, digits, is_word and bare[0].isupper(), is_word and starts, is_word and not starts)
-    return (*kinds, False, not any(kinds))
+    hold = (signs, digits, is_word and bare[0].isupper(), is_word and starts, is_word and not starts)
+    return {name for name, holds in zip(PROPERTIES, hold, strict=False) if holds}
 
 
 def display(text: str, longest: int = 32) -> str:
