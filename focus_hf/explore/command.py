@@ -71,8 +71,7 @@ def run_explore(
     if space is not None:
         write_space(page, space, [adapter, str(model.config._name_or_path)], loaded.name)
     progress.stop()
-    words = page.packed.words
-    first = max(range(len(words)), key=lambda number: words[number].interest)
+    head, words = max(zip(data.heads, page.packed.words, strict=True), key=lambda pair: pair[1].interest)
     dense, focus = data.perplexities
     return {
         "page": str(out),
@@ -84,7 +83,7 @@ def run_explore(
         "windows": len(data.starts),
         "heads": len(data.heads),
         "heads_with_tokens": page.packed.heads,
-        "first": f"{data.heads[first].title}: {words[first].sentence}",
+        "first": f"{head.title}: {words.sentence}",
         "setting": data.setting,
         "pairs": round(data.pairs, 4),
         "perplexity": focus,

@@ -52,14 +52,8 @@ class Packed:
 
 
 def pack(data: ExplorerData, budget: int = BUDGET) -> Packed:
-    """The page's data as JSON, with as much in it as fits.
-
-    Args:
-        data: what is on the page.
-        budget: characters that it should not exceed; tokens and words are always in it.
-    """
-    describe = PageWords(data).of
-    words = [describe(head) for head in data.heads]
+    """The page's data as JSON, with as much in it as fits into ``budget`` characters; tokens and words always are."""
+    words = list(map(PageWords(data).of, data.heads))
     order = sorted(range(len(words)), key=lambda number: (-words[number].interest, number))
     room = budget - len(_json(data, words, order, {}, 0))
     for targets in (TARGETS, FEWER_TARGETS):

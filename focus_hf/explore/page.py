@@ -37,11 +37,8 @@ def render(data: ExplorerData, budget: int = BUDGET) -> Page:
     """The page as one HTML document.
 
     Text from outside is in it only as JSON, which the page's script puts into the document as text. A content security
-    policy allows that one script by its hash and forbids everything else: other scripts, requests, forms.
-
-    Args:
-        data: what is on the page.
-        budget: characters of data that should not be exceeded.
+    policy allows that one script by its hash and forbids everything else: other scripts, requests, forms. As much of
+    the data is in it as fits into ``budget`` characters, see `pack`.
     """
     folder = template_folder()
     script = "".join((folder / name).read_text(encoding="utf-8") for name in _SCRIPTS)
@@ -74,11 +71,7 @@ def render(data: ExplorerData, budget: int = BUDGET) -> Page:
 
 
 def write(page: Page, path: str | os.PathLike[str]) -> int:
-    """Write a page.
-
-    Returns:
-        Its size in bytes.
-    """
+    """Write a page; returns its size in bytes."""
     # A lone surrogate in a name has no place in UTF-8; tokens hold none, see `focus_hf.explore.text.visible`.
     content = page.html.encode("utf-8", errors="replace")
     write_atomically(Path(path), content)

@@ -12,16 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..adapter import (
-    FocusConfig,
-    HeadView,
-    Router,
-    Seen,
-    final_scores,
-    focus_layers,
-    observe_attention,
-    observe_routing,
-)
+from ..adapter import HeadView, Router, Seen, final_scores, focus_layers, observe_attention, observe_routing
 from ..evaluate.modes import Mode, attending, device_of
 from ..interpret.run import setting_of
 from ..interpret.weights import stretches
@@ -70,7 +61,10 @@ def explore(
     windows, left_out = passages(tokenizer, texts, max_tokens, min(wanted, positions, LONGEST_WINDOW))
     pieces = [piece for passage in windows for piece in passage.pieces]
     lengths = [len(passage.pieces) for passage in windows]
-    pattern = replace(config.pattern, num_bands=bands_of_text(config, max(lengths)))
+    bands = 1  # as many as double the local window until it holds the text; of routing by cells no more than it has
+    while (max(config.local_window, 1) << bands) < max(lengths) - 1:
+        bands += 1
+    pattern = replace(config.pattern, num_bands=min(bands, config.num_bands) if config.by_cells else bands)
     losses, dense_losses = np.full((2, len(pieces)), np.nan, dtype=np.float32)
     heads: dict[str, Head] = {}
 
@@ -96,26 +90,8 @@ def explore(
         tick(len(passage.ids))
     if not heads:
         raise ValueError("No layer of this model attends by groups, so there is nothing to show.")
-    return ExplorerData(
-        adapter,
-        name,
-        setting_of(config),
-        pieces,
-        [place.start for place in places],
-        pattern,
-        list(heads.values()),
-        dense_losses,
-        losses,
-        left_out,
-    )
-
-
-def bands_of_text(config: FocusConfig, length: int) -> int:
-    """Bands of distance by which a text of this length is told: those of the adapter, or as many as double."""
-    bands = 1
-    while (max(config.local_window, 1) << bands) < length - 1:
-        bands += 1
-    return min(bands, config.num_bands) if config.by_cells else bands
+    starts, found, setting = [place.start for place in places], list(heads.values()), setting_of(config)
+    return ExplorerData(adapter, name, setting, pieces, starts, pattern, found, dense_losses, losses, left_out)
 
 
 @torch.no_grad()

@@ -60,7 +60,7 @@ class HeadWords:
         rests: tokens where it rests, see `RESTS`.
         interest: how much there is to see: the share that is far and no rest, times the Kullback-Leibler divergence
             (nats) of it by group from the groups' sizes, times its entropy (nats) by kinds of tokens (a head that only
-            looks for "the" says little), and the less of all that the more tokens the head rests on.
+            looks for "the" says little), over one more than the tokens on which it rests.
         groups: those that matter, the one that adds most to the divergence first.
     """
 
@@ -100,15 +100,13 @@ class PageWords:
         names = [name.name for name in self.namer.names(counts[:, order])] if order else []
         reported = self.reported.get(head.key, [])
         groups = []
-        for group, name in zip(order, names, strict=True):
-            if group < len(reported) and reported[group] not in NAMELESS:
-                name = reported[group]
+        for group, fitting in zip(order, names, strict=True):
             tokens = self.typical(counts[:, group])
             called = ", ".join(f"“{token}”" for token in tokens[:CALLED_BY]) or "tokens"
+            name = next(name for name in (*reported[group : group + 1], fitting, called) if name not in NAMELESS)
             size = round(int(counts[:, group].sum()) / len(self.ids), 4)
             distance = told_distance([group], cells, self.pattern)
-            shown = called if name in NAMELESS else name
-            groups.append(GroupWords(group, shown, tokens, size, round(float(weight[group]), 4), distance))
+            groups.append(GroupWords(group, name, tokens, size, round(float(weight[group]), 4), distance))
         entropy = -(kinds * np.log(np.maximum(kinds, 1e-12))).sum()
         rests = np.flatnonzero(mean >= RESTS).tolist()
         interest = float(sought * excess.sum() * entropy / (1 + len(rests)))

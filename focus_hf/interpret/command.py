@@ -65,10 +65,10 @@ def run_groups(
     if write:
         check_writable(adapter)
     treebank = read_treebank(*treebanks) if treebanks else None
-    for problem in treebank.skipped[:5] if treebank else ():
+    skipped = treebank.skipped if treebank else []
+    more = [f"{len(skipped) - 5} more sentences"] if len(skipped) > 5 else []
+    for problem in (*skipped[:5], *more):
         progress.console.print(f"left out: {problem}", markup=False, highlight=False)
-    if treebank and len(treebank.skipped) > 5:
-        progress.console.print(f"left out: {len(treebank.skipped) - 5} more sentences")
     text = TextSource(tuple(texts)).load() if texts else None
     model, tokenizer, folder = load(adapter)
     bar = progress.add_task("tokens", total=None)

@@ -139,14 +139,7 @@ def layer_facts(
 
 
 def _group(counts: np.ndarray, elsewhere: np.ndarray, name: Name, text: ReadText) -> GroupFacts:
-    """Of one group.
-
-    Args:
-        counts: of each kind in it.
-        elsewhere: whether a kind is mostly in another group.
-        name: its name.
-        text: that was read.
-    """
+    """One group: ``counts`` are of each kind in it, ``elsewhere`` says of which most are in another group."""
     size = int(counts.sum())
     share = size / len(text.ids)
     top = [kind for kind in np.argsort(-counts, kind="stable")[: text.tokens] if counts[kind]]

@@ -109,11 +109,8 @@ def match_adapters(
     both = [name for name in one if name in two]
     if not both or (list(one) != list(two) and not by_head):
         raise ValueError(f"The adapters route different layers ({len(one)} and {len(two)}): compare by hand.")
+    layers = [(name, one[name], two[name]) for name in both]
     return [
-        LayerMatch(
-            name,
-            one[name].num_groups,
-            match_groups(one[name].groups, two[name].groups, one[name].num_groups, two[name].num_groups),
-        )
-        for name in both
+        LayerMatch(name, a.num_groups, match_groups(a.groups, b.groups, a.num_groups, b.num_groups))
+        for name, a, b in layers
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -27,16 +27,9 @@ RESTS = 0.05
 NOTHING = 1e4
 
 
-@dataclass(frozen=True)
-class DistantPair:
-    """Two tokens far from each other that attend.
-
-    Args:
-        weight: attention weight, mean over query heads.
-        ids: token ids of their window, int64 ``(T,)``.
-        query, key: places in it.
-        group: of the key.
-    """
+class DistantPair(NamedTuple):
+    """Two tokens far from each other that attend: the weight (mean over query heads), the token ids of their window,
+    int64 ``(T,)``, their places in it, the group of the key."""
 
     weight: float
     ids: np.ndarray
@@ -98,8 +91,7 @@ class Reading:
                 key = int(keys[row])
                 pair = DistantPair(float(best[row]), ids, stretch.start + row, key, int(members[key].argmax()))
                 self.pairs.append(pair)
-        self.pairs.sort(key=lambda pair: -pair.weight)
-        del self.pairs[PAIRS:]
+        self.pairs = sorted(self.pairs, key=lambda pair: -pair.weight)[:PAIRS]
 
 
 def _members(stretch: Stretch) -> tuple[Tensor, Tensor]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -55,30 +56,22 @@ def _read_conllu(text: str, name: str, found: Treebank) -> None:
     from conllu import parse
 
     found.documents.append(Document(""))
-    for line, block in _blocks(text):
+    for is_sentence, numbered in groupby(enumerate(text.split("\n"), 1), key=lambda row: bool(row[1].strip())):
+        if not is_sentence:
+            continue
+        lines, block = zip(*numbered, strict=True)
         if any(row.startswith("# newdoc") for row in block):
             found.documents.append(Document(""))
-        columns = {line + place: row.count("\t") + 1 for place, row in enumerate(block) if not row.startswith("#")}
-        if wrong := [(number, count) for number, count in columns.items() if count != 10]:
-            number, count = wrong[0]
-            found.skipped.append(f"{name}, line {number}: {count} columns, expected 10 with tabs between")
+        columns = [10 if row.startswith("#") else row.count("\t") + 1 for row in block]
+        if wrong := [(line, count) for line, count in zip(lines, columns, strict=True) if count != 10]:
+            line, count = wrong[0]
+            found.skipped.append(f"{name}, line {line}: {count} columns, expected 10 with tabs between")
             continue
         try:
             (sentence,) = parse("\n".join(block) + "\n\n")
             _append(found.documents[-1], sentence)
         except Exception as error:  # noqa: BLE001  (the parser raises several kinds, all of them about the text)
-            found.skipped.append(f"{name}, line {line}: {(str(error).splitlines() or ['no words'])[0]}")
-
-
-def _blocks(text: str) -> Iterator[tuple[int, list[str]]]:
-    """Sentences: the number of the first line, and the lines."""
-    block: list[str] = []
-    for number, row in enumerate([*text.split("\n"), ""], 1):
-        if row.strip():
-            block.append(row)
-        elif block:
-            yield number - len(block), block
-            block = []
+            found.skipped.append(f"{name}, line {lines[0]}: {(str(error).splitlines() or ['no words'])[0]}")
 
 
 def _append(document: Document, sentence: Any) -> None:

@@ -49,7 +49,9 @@ class Stretch:
 
         With ``self.pairs`` the head's own, with ``self.possible`` those of dense attention with its queries and keys.
         """
-        heads, total = _query_heads(self.seen, self.head), torch.zeros(pairs.shape, device=pairs.device)
+        count, total = self.seen.query.shape[1], torch.zeros(pairs.shape, device=pairs.device)
+        each = count // self.seen.key.shape[1]
+        heads = range(count) if self.head is None else range(self.head * each, (self.head + 1) * each)
         for query_head in heads:
             scores = self._scores(query_head).masked_fill(~pairs, float("-inf"))
             if (sinks := self.seen.scores.sink_logits) is not None:  # takes part in the softmax, and is no token
@@ -68,18 +70,8 @@ class Stretch:
         return scores if bias is None else scores + bias[0, min(query_head, bias.shape[1] - 1)].float()
 
 
-def _query_heads(seen: Seen, head: int | None) -> range:
-    each = seen.query.shape[1] // seen.key.shape[1]
-    return range(seen.query.shape[1]) if head is None else range(head * each, (head + 1) * each)
-
-
 def stretches(seen: Seen, pattern: Pattern) -> Iterator[Stretch]:
-    """All stretches of a call, and in each one all routers.
-
-    Args:
-        seen: the call; of its sequences the first is looked at.
-        pattern: with the bands by which distances are told.
-    """
+    """All stretches of a call's first sequence, and of each one all routers, by distances in a pattern's bands."""
     who, name, length = seen.who.sequence(0), seen.layer.name, seen.query.shape[2]
     by_cells, kv_heads = seen.layer.routing_config.by_cells, seen.key.shape[1]
     routers = {f"{name}.{head}": head for head in range(kv_heads)} if by_cells else {name: None}

@@ -62,13 +62,8 @@ def text_windows(tokenizer: Any, texts: Sequence[str], length: int) -> list[Wind
 
 
 def gold_windows(tokenizer: Any, documents: Sequence[Document], parts: Sequence[str], length: int) -> list[Window]:
-    """Windows of documents, each token with the part of speech of the word that it belongs to.
-
-    Args:
-        tokenizer: of the model.
-        documents: with their words.
-        parts: of speech, in the order of their numbers.
-        length: tokens of a window at most.
+    """Windows of documents, as of `text_windows`, each token with the part of speech of the word that it belongs to:
+    its number in ``parts``.
 
     Raises:
         ValueError: the tokenizer cannot tell where its tokens stand in the text.
@@ -85,8 +80,8 @@ def gold_windows(tokenizer: Any, documents: Sequence[Document], parts: Sequence[
         ids = torch.tensor(coded["input_ids"], dtype=torch.long)
         owners = align([_without_spaces(document.text, *place) for place in coded["offset_mapping"]], document.words)
         gold = np.array([-1 if owner < 0 else number[document.words[owner].upos] for owner in owners])
-        parts_of_text = (slice(start, start + length) for start in range(0, len(ids), length))
-        windows += [Window(ids[part], gold[part]) for part in parts_of_text if len(ids[part]) > 1]
+        stretches = (slice(start, start + length) for start in range(0, len(ids) - 1, length))
+        windows += [Window(ids[stretch], gold[stretch]) for stretch in stretches]
     return windows
 
 
@@ -97,12 +92,8 @@ def _without_spaces(text: str, start: int, stop: int) -> tuple[int, int]:
 
 
 def align(offsets: Sequence[tuple[int, int]], words: Sequence[Word]) -> list[int]:
-    """For each sub-word token the index of the word that it overlaps most, -1 for none.
-
-    Args:
-        offsets: start and stop of each token in the text, in order.
-        words: of the text, in order.
-    """
+    """For each sub-word token, by its start and stop in the text, the index of the word that it overlaps most, -1 for
+    none; both are in order."""
     result = []
     first = 0
     for start, stop in offsets:

@@ -16,12 +16,7 @@ HEADS, GROUPS = 10, 3
 
 
 def render(report: GroupReport, figures: Collection[str] = ()) -> str:
-    """Markdown of a report.
-
-    Args:
-        report: everything in it that comes from outside is escaped.
-        figures: pictures that there are, see `picture`.
-    """
+    """Markdown of a report, with those of its pictures that there are; all that comes from outside is escaped."""
     chosen = report.that_matter(HEADS)
     lines = [_about(report), ""]
     if chosen:

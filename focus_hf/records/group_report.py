@@ -66,10 +66,9 @@ class GroupReport:
             todo = "upgrade focus_hf" if self.schema > SCHEMA else "make it again: focus-hf groups --write"
             raise ValueError(f"This group report has schema {self.schema}, expected {SCHEMA}; {todo}")
         for layer in self.layers:
-            if len(layer.groups) != self.num_groups:
-                raise ValueError(
-                    f"{layer.name} has {len(layer.groups)} groups in the report, expected {self.num_groups}."
-                )
+            count = len(layer.groups)
+            if count != self.num_groups:
+                raise ValueError(f"{layer.name} has {count} groups in the report, expected {self.num_groups}.")
             total = sum(group.share for group in layer.groups)
             if not 0.99 <= total <= 1.01:
                 raise ValueError(f"Shares of the groups of {layer.name} add up to {total:.3f}, expected 1.")
@@ -115,10 +114,7 @@ class GroupReport:
             found, schema = values.pop("layers"), values.get("schema", 0)
             if schema != SCHEMA:  # an older one has other entries
                 cls(0, 0, {}, [], schema=schema)
-            layers = [
-                LayerFacts(**{**layer, "groups": [GroupFacts(**group) for group in layer["groups"]]})
-                for layer in found
-            ]
+            layers = [LayerFacts(**layer | {"groups": [GroupFacts(**g) for g in layer["groups"]]}) for layer in found]
             if unknown := values.keys() - {f.name for f in fields(cls)}:
                 raise ValueError(f"unknown entry {sorted(unknown)[0]!r}")
             for record in (*(group for layer in layers for group in layer.groups), *layers):

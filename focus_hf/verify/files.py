@@ -82,7 +82,7 @@ def _check_text(folder: Path) -> Iterator[Claim]:
     except ValueError as error:  # a title or a base model that cannot be
         yield Claim("text of the card", "as its data says", str(error), DIFFERS)
         return
-    fresh = {part.name: part for part in CardText.parse(made.text).parts if part.name}
+    fresh = {part.name: part for part in CardText.parse(made.text).parts}
     sections = [part for part in text.parts if part.name]
     wrong = {part.name: found for part in sections if (found := _wrong(part, fresh.get(part.name)))}
     for name, found in wrong.items():
