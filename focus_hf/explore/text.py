@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,14 +13,9 @@ from torch import Tensor
 _KEPT = "\u200c\u200d\ufe0f\n\t"
 
 
-@dataclass(frozen=True)
-class Passage:
-    """A window of a document.
-
-    Args:
-        ids: int64 ``(T,)``.
-        pieces: what each token adds to the text; empty for a token that continues a character.
-    """
+class Passage(NamedTuple):
+    """A window of a document: token ids, int64 ``(T,)``, and what each token adds to the text; empty for a token that
+    continues a character."""
 
     ids: Tensor
     pieces: list[str]
@@ -83,9 +77,5 @@ def visible(text: str) -> str:
     if text.isprintable():
         return text
     text = text.replace("\r\n", "\n").replace("\r", "\n")
-    return "".join(f"⟨U+{ord(character):04X}⟩" if _is_hidden(character) else character for character in text)
-
-
-def _is_hidden(character: str) -> bool:
-    category = unicodedata.category(character)
-    return (category[0] == "C" or category in ("Zl", "Zp")) and character not in _KEPT
+    kept = (c in _KEPT or c.isprintable() or unicodedata.category(c) == "Zs" for c in text)
+    return "".join(c if is_kept else f"⟨U+{ord(c):04X}⟩" for c, is_kept in zip(text, kept, strict=True))

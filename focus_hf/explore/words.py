@@ -15,7 +15,7 @@ from ..interpret.agreement import count_table
 from ..interpret.naming import Namer
 from ..interpret.reading import RESTS
 from ..interpret.tokens import display
-from ..records.group_facts import NAMELESS
+from ..records.group_facts import MOST, NAMELESS
 from .data import ExplorerData, Head
 
 #: Groups of a head that have a colour on the page; typical tokens of a group, and those by which it is called where
@@ -24,9 +24,6 @@ SHOWN, TYPICAL, CALLED_BY = 8, 6, 2
 
 #: A head that pays less of its attention to far tokens is said to stay near.
 LEAST_FAR = 0.02
-
-#: Share of the far attention that the distances told of a head must hold.
-MOST = 2 / 3
 
 
 @dataclass(frozen=True)

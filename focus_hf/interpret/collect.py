@@ -19,14 +19,8 @@ SAMPLE = 20_000
 
 @dataclass
 class RoutedText:
-    """How one layer, or one head that routes by itself, groups a text.
-
-    Args:
-        name: of the layer or head.
-        head: which; ``None`` for a layer.
-        num_groups: ``K``.
-        windows: first groups of each window's tokens, int16 ``(T,)``.
-    """
+    """How one layer, or one head that routes by itself (``head`` says which), groups a text: for each window the first
+    groups of its tokens, int16 ``(T,)``."""
 
     name: str
     head: int | None

@@ -48,8 +48,8 @@ class ReadText:
         kinds, self.kind, self.counts = np.unique(self.ids, return_inverse=True, return_counts=True)
         self.texts = {i: tokenizer.decode([i], clean_up_tokenization_spaces=False) for i in kinds.tolist()}
         self.shown = [display(text) for text in self.texts.values()]
-        none = [np.full(len(window.ids), -1) if window.gold is None else window.gold for window in windows]
-        self.gold, self.parts = np.concatenate(none), parts
+        gold = [np.full(len(window.ids), -1) if window.gold is None else window.gold for window in windows]
+        self.gold, self.parts = np.concatenate(gold), parts
         self.has_gold = self.gold >= 0
         shape = len(kinds), len(parts)
         self.gold_by_kind = count_table(self.kind[self.has_gold], self.gold[self.has_gold], shape) if parts else None
@@ -100,17 +100,11 @@ def layer_facts(
     sample, by_kind = groups[: text.sampled], count_table(text.kind, groups, (len(text.counts), routed.num_groups))
     gold, agreements = None, dict[str, Any]()
     if text.gold_by_kind is not None:
-        gold = count_table(
-            groups[text.has_gold], text.gold[text.has_gold], (routed.num_groups, text.gold_by_kind.shape[1])
-        )
-        tables = {
-            "groups": gold,
-            "random": random_table(gold, seed),
-            "lookup": lookup_table(by_kind, text.gold_by_kind),
-        }
+        gold = count_table(groups[text.has_gold], text.gold[text.has_gold], (routed.num_groups, len(text.parts)))
+        chance, lookup = random_table(gold, seed), lookup_table(by_kind, text.gold_by_kind)
         agreements["upos"] = {
             which: {name: round(value, 4) for name, value in agreement(table).items()}
-            for which, table in tables.items()
+            for which, table in (("groups", gold), ("random", chance), ("lookup", lookup))
         }
     home = by_kind.argmax(axis=1)
     names = text.namer.names(by_kind, gold)

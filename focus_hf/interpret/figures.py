@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -61,7 +62,8 @@ def head_figure(layer: LayerFacts, bands: Sequence[int], path: Path) -> Path:
         shown = f"{value:.1f}" if value >= 0.05 else "·"
         axis.text(column, row, shown, ha="center", va="center", fontsize=9, color="k" if bright else "w")
     axis.set_yticks(range(len(labels)), labels, fontsize=9)
-    axis.set_xticks(range(len(bands)), [_distance(bands, band) for band in range(len(bands))], fontsize=9)
+    distances = [*(f"{start + 1:,}\nto {end:,}" for start, end in pairwise(bands)), f"{bands[-1] + 1:,}\nand more"]
+    axis.set_xticks(range(len(bands)), distances, fontsize=9)
     axis.set_xlabel("tokens back")
     axis.set_title(f"{_plain(layer.short_title)}: attention by group and distance (%)", fontsize=10)
     content = io.BytesIO()
@@ -75,15 +77,8 @@ def head_figure(layer: LayerFacts, bands: Sequence[int], path: Path) -> Path:
 def _called(layer: LayerFacts, group: int) -> str:
     """A group's name; of one that has none its most typical tokens."""
     facts = layer.groups[group]
-    if facts.name != "mixed":
-        return _plain(facts.name)
-    return _plain("mixed: " + " ".join(str(item["token"])[:10] for item in (facts.lifted or facts.top)[:3]))
-
-
-def _distance(bands: Sequence[int], band: int) -> str:
-    if band + 1 == len(bands):
-        return f"{bands[band] + 1:,}\nand more"
-    return f"{bands[band] + 1:,}\nto {bands[band + 1]:,}"
+    tokens = " ".join(str(item["token"])[:10] for item in (facts.lifted or facts.top)[:3])
+    return _plain(f"mixed: {tokens}" if facts.name == "mixed" else facts.name)
 
 
 def _plain(text: str) -> str:

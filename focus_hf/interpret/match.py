@@ -81,6 +81,7 @@ class LayerMatch:
         return [group for group in range(self.num_groups) if group not in same]
 
     def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
         return {**asdict(self), "new": self.new}
 
 

@@ -69,8 +69,8 @@ def group_report(
         documents, skipped = texts_or_treebank.documents, texts_or_treebank.skipped
         parts = sorted({word.upos for document in documents for word in document.words})
         windows += gold_windows(tokenizer, documents, parts, window)
-        facts["words"] = sum(len(document.words) for document in documents)
-        facts |= {"skipped": len(skipped), "first_skipped": skipped[:5]}
+        words = sum(len(document.words) for document in documents)
+        facts = {"words": words, "skipped": len(skipped), "first_skipped": skipped[:5]}
     else:
         texts = [texts_or_treebank] if isinstance(texts_or_treebank, str) else [*texts_or_treebank, *texts]
     if texts or not parts:

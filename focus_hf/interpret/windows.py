@@ -35,12 +35,8 @@ class Document:
 
 @dataclass(frozen=True)
 class Window:
-    """A stretch of text.
-
-    Args:
-        ids: token ids ``(T,)``.
-        gold: each token's part of speech as a number, -1 for none; ``None`` for plain text.
-    """
+    """A stretch of text: token ids, int64 ``(T,)``, and each token's part of speech by number, -1 for none; ``None``
+    for plain text."""
 
     ids: Tensor
     gold: np.ndarray | None = None

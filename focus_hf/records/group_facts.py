@@ -8,7 +8,7 @@ from typing import Any
 #: Names of groups that no name fits, and that hold no token.
 NAMELESS = ("mixed", "empty")
 
-#: Of a group's attention, what falls within the distances that are told of it.
+#: Of the far attention to a group, what falls within the distances that are told of it.
 MOST = 2 / 3
 
 
@@ -146,9 +146,8 @@ class LayerFacts:
         """
         row = self.attention[group]
         for width in range(1, len(row) + 1):
-            sums = [sum(row[first : first + width]) for first in range(len(row) - width + 1)]
-            best = max(range(len(sums)), key=lambda first: sums[first])
-            if sums[best] >= MOST * sum(row):
+            most, best = max((sum(row[first : first + width]), -first) for first in range(len(row) - width + 1))
+            if most >= MOST * sum(row):
                 break
-        last = best + width
-        return starts[best] + 1, starts[last] if last < len(starts) else None
+        first, last = -best, width - best
+        return starts[first] + 1, starts[last] if last < len(starts) else None

@@ -11,15 +11,8 @@ HOLDS, DIFFERS, UNCHECKED = "holds", "differs", "not checked"
 
 @dataclass(frozen=True)
 class Claim:
-    """One claim.
-
-    Args:
-        what: it is about.
-        claimed: as the card has it.
-        measured: here, ``None`` where nothing was.
-        verdict: one of the three above.
-        note: why, where it is not plain.
-    """
+    """What it is about, as the card has it, as measured here (``None`` where nothing was), one of the three verdicts
+    above, and why, where that is not plain."""
 
     what: str
     claimed: str

@@ -23,11 +23,7 @@ from .claims import DIFFERS, HOLDS, Claim, same, unchecked
 
 
 def check_files(folder: Path) -> Iterator[Claim]:
-    """Checksums, parameters, and whether text and pictures of the card are what the data beside it says.
-
-    Args:
-        folder: of the adapter, all files checked.
-    """
+    """Checksums, parameters, and whether text and pictures of the card are what the folder's data says."""
     here, config = weights_hash(folder), read_config(folder)
     results, report = load_results(folder), GroupReport.load(folder)
     recorded = {"quality": results, "group report": report, "sample": TokenSample.load(folder)}
@@ -44,9 +40,8 @@ def check_files(folder: Path) -> Iterator[Claim]:
         counted = sum(math.prod(file.get_slice(name).get_shape()) for name in names)
     yield same("parameters", f"{config.num_parameters:,}", f"{counted:,}")
     yield from _check_text(folder)
-    made_of: dict[str, Any] = {
-        picture(layer): picture_data(layer) for layer in (report.that_matter(HEADS) if report else ())
-    }
+    drawn = report.that_matter(HEADS) if report else []
+    made_of: dict[str, Any] = {picture(layer): picture_data(layer) for layer in drawn}
     if results is not None:
         made_of[DIAL] = dial_points(results)
     there = [name for name in made_of if (folder / name).is_file()]
