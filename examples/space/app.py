@@ -19,7 +19,7 @@ from focus_hf import set_routing
 from focus_hf.adapter import focus_layers
 from focus_hf.explore import explore, render
 from focus_hf.explore.command import reported_names
-from focus_hf.explore.space import is_hub_id
+from focus_hf.explore.page import is_hub_id
 from focus_hf.hub import load_adapted
 
 TEXT = (Path(__file__).parent / "text.txt").read_text(encoding="utf-8")

@@ -210,11 +210,14 @@ def explore(
 ) -> None:
     """Write a page that shows what each head reads far away, token by token: one HTML file, nothing else needed."""
     from ..explore.command import run_explore
+    from ..hub import load_adapted
 
+    load = partial(load_adapted, **placed(given))
     with progress_bars() as progress:
         facts = run_explore(
             adapter,
             [str(path) for path in text or ()],
+            load=load,
             progress=progress,
             pairs=pairs,
             top_k=top_k,
@@ -222,7 +225,6 @@ def explore(
             window=seq_len,
             out=out,
             space=space,
-            **given,
         )
     show(facts, _told(facts), as_json)
 

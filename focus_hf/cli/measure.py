@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -172,7 +173,7 @@ def verify(
             **placement,
         )
     if as_json:
-        found = {"adapter": adapter, "holds": all_hold(claims), "claims": [claim.to_dict() for claim in claims]}
+        found = {"adapter": adapter, "holds": all_hold(claims), "claims": [asdict(claim) for claim in claims]}
         typer.echo(json.dumps(found))
     else:
         table = Table(box=None)

@@ -114,7 +114,12 @@ def run_demo(
     explorer = out / "explorer.html"
     with progress_display(console) as progress:
         run_explore(
-            str(adapter), [measured_on], progress=progress, base=str(base_folder), max_tokens=EXPLORED, out=explorer
+            str(adapter),
+            [measured_on],
+            load=partial(load_adapted, base=str(base_folder)),
+            progress=progress,
+            max_tokens=EXPLORED,
+            out=explorer,
         )
     FocusModelCard.from_adapter(adapter, repo_id="demo/focus", base_model="demo/base").save(adapter / "README.md")
 

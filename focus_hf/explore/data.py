@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import InitVar, dataclass, field
 
 import numpy as np
+import torch
 
 from ..attention import Pattern
+from ..interpret.weights import Stretch
 
 #: Far tokens kept of each token and head; the page shows as many as fit.
 TARGETS = 8
-
-#: Distances are packed as 16 bits.
-LONGEST_WINDOW = 65_535
 
 
 @dataclass
@@ -22,11 +22,15 @@ class Head:
 
     Weights are means over the query heads. *Far* is further back than the local window, and no sink. *Read* are the
     pairs that the adapter attends to; *dense* is the same head's attention with the same queries and keys, to all.
+    Arrays are all zero until they are filled, window by window.
 
     Args:
         name: of the attention module.
         layer: its index.
         head: which; ``None`` for all heads of the layer.
+        tokens, bands: of the page.
+
+    Attributes:
         groups: uint8 ``(T,)``, each token's group as it is read by others.
         far: float32 ``(T,)``, share of the attention that is far.
         lost: float32 ``(T,)``, share of dense attention on tokens that are not read.
@@ -34,23 +38,32 @@ class Head:
         weight, dense: float32 ``(T, TARGETS)``, their weights; ``weight`` is 0 where they are not read.
         received: float64 ``(T, bands)``, far attention that each token gets, by distance, summed over those who read.
         places: float64 ``(T, bands)``, how many tokens have it at that distance.
-        reach: mean distance of its attention in tokens, sinks left out.
-        pairs: pairs attended over pairs possible.
+        sums: float64 ``(4,)``: pairs read, pairs possible; weight times distance, weight, both without sinks.
     """
 
     name: str
     layer: int
     head: int | None
-    groups: np.ndarray
-    far: np.ndarray
-    lost: np.ndarray
-    distance: np.ndarray
-    weight: np.ndarray
-    dense: np.ndarray
-    received: np.ndarray
-    places: np.ndarray
-    reach: float = 0.0
-    pairs: float = 0.0
+    tokens: InitVar[int]
+    bands: InitVar[int]
+
+    def __post_init__(self, tokens: int, bands: int) -> None:
+        self.groups = np.zeros(tokens, dtype=np.uint8)
+        self.far, self.lost = np.zeros((2, tokens), dtype=np.float32)
+        self.distance = np.zeros((tokens, TARGETS), dtype=np.int32)
+        self.weight, self.dense = np.zeros((2, tokens, TARGETS), dtype=np.float32)
+        self.received, self.places = np.zeros((2, tokens, bands))
+        self.sums = np.zeros(4)
+
+    @property
+    def pairs(self) -> float:
+        """Pairs attended over pairs possible."""
+        return float(self.sums[0] / max(self.sums[1], 1))
+
+    @property
+    def reach(self) -> float:
+        """Mean distance of its attention in tokens, sinks left out."""
+        return float(self.sums[2] / max(self.sums[3], 1e-9))
 
     @property
     def key(self) -> str:
@@ -62,17 +75,23 @@ class Head:
         """For people."""
         return f"layer {self.layer}" + ("" if self.head is None else f", head {self.head}")
 
-    @classmethod
-    def empty(
-        cls, name: str, layer: int, head: int | None, *, tokens: int, bands: int, targets: int = TARGETS
-    ) -> Head:
-        """All zero, to be filled window by window."""
-        far, lost = (np.zeros(tokens, dtype=np.float32) for _ in range(2))
-        weight, dense = (np.zeros((tokens, targets), dtype=np.float32) for _ in range(2))
-        received, places = (np.zeros((tokens, bands)) for _ in range(2))
-        distance = np.zeros((tokens, targets), dtype=np.int32)
-        own = np.zeros(tokens, dtype=np.uint8)
-        return cls(name, layer, head, own, far, lost, distance, weight, dense, received, places)
+    def take(self, stretch: Stretch, begin: int) -> None:
+        """Note what a stretch of queries reads, of a window that begins at this token of the page."""
+        read, dense = stretch.weights(stretch.pairs), stretch.weights(stretch.possible)
+        rows = slice(begin + stretch.start, begin + stretch.stop)
+        far = stretch.bands.any(dim=0) & stretch.possible
+        self.far[rows] = (read * far).sum(dim=-1).cpu()
+        self.lost[rows] = (dense * ~stretch.pairs).sum(dim=-1).cpu()
+        strongest = (torch.maximum(read, dense) * far).topk(min(TARGETS, stretch.stop), dim=-1)
+        found = strongest.values > 0
+        for of, kept in ((stretch.distance, self.distance), (read, self.weight), (dense, self.dense)):
+            kept[rows, : found.shape[1]] = (of.gather(-1, strongest.indices) * found).cpu()
+        for of, total in ((read, self.received), (stretch.possible.float(), self.places)):
+            by_band = torch.einsum("qs,bqs->sb", of, stretch.bands.float())
+            total[begin : begin + stretch.stop] += by_band.double().cpu().numpy()
+        seen = read * stretch.no_sink
+        sums = stretch.pairs.sum(), stretch.possible.sum(), (seen * stretch.distance).sum(), seen.sum()
+        self.sums += [float(value) for value in sums]
 
 
 @dataclass
@@ -102,7 +121,7 @@ class ExplorerData:
     dense_losses: np.ndarray
     losses: np.ndarray
     left_out: int = 0
-    names: dict[str, list[str]] = field(default_factory=dict)
+    names: Mapping[str, list[str]] = field(default_factory=dict)
 
     @property
     def by_cells(self) -> bool:
@@ -114,8 +133,12 @@ class ExplorerData:
         """Share of pairs attended, mean over heads."""
         return sum(head.pairs for head in self.heads) / len(self.heads)
 
+    @property
+    def perplexities(self) -> tuple[float | None, float | None]:
+        """Of the base model and with the adapter, rounded to three digits; ``None`` where no token was predicted."""
+        dense, focus = (_perplexity(losses[~np.isnan(losses)]) for losses in (self.dense_losses, self.losses))
+        return dense, focus
 
-def perplexity(losses: np.ndarray) -> float:
-    """Of the tokens that were predicted; NaN if none was."""
-    known = losses[~np.isnan(losses)]
-    return math.exp(float(known.mean(dtype=np.float64))) if len(known) else math.nan
+
+def _perplexity(losses: np.ndarray) -> float | None:
+    return round(math.exp(losses.mean(dtype=np.float64)), 3) if len(losses) else None

@@ -15,13 +15,14 @@ from __future__ import annotations
 import base64
 import json
 import zlib
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
-from .data import TARGETS, ExplorerData, Head, perplexity
-from .words import HeadWords, all_words, told_bands
+from .data import TARGETS, ExplorerData, Head
+from .words import HeadWords, PageWords, told_bands
 
 #: A page's data stays below this many characters.
 BUDGET = 1_350_000
@@ -51,30 +52,21 @@ class Packed:
 
 
 def pack(data: ExplorerData, budget: int = BUDGET) -> Packed:
-    """The page's data as JSON, with as much in it as fits.
-
-    Args:
-        data: what is on the page.
-        budget: characters that it should not exceed; tokens and words are always in it.
-    """
-    words = all_words(data)
+    """The page's data as JSON, with as much in it as fits into ``budget`` characters; tokens and words always are."""
+    words = list(map(PageWords(data).of, data.heads))
     order = sorted(range(len(words)), key=lambda number: (-words[number].interest, number))
     room = budget - len(_json(data, words, order, {}, 0))
     for targets in (TARGETS, FEWER_TARGETS):
         packed = {number: pack_head(data.heads[number], targets) for number in order}
         if sum(map(len, packed.values())) <= room:
             break
-    kept: dict[int, str] = {}
-    for number in order:
-        room -= len(packed[number])
-        if room < 0:
-            break
-        kept[number] = packed[number]
+    total = list(accumulate(len(packed[number]) for number in order))
+    kept = {number: packed[number] for number, length in zip(order, total, strict=True) if length <= room}
     return Packed(_json(data, words, order, kept, targets), targets, len(kept), words)
 
 
 def _json(data: ExplorerData, words: list[HeadWords], order: list[int], packed: dict[int, str], targets: int) -> str:
-    bands = data.pattern.num_bands
+    dense, focus = data.perplexities
     values = {
         "adapter": data.adapter,
         "text": data.text,
@@ -84,8 +76,8 @@ def _json(data: ExplorerData, words: list[HeadWords], order: list[int], packed: 
         "leftOut": data.left_out,
         "window": data.pattern.local_window,
         "bandStarts": data.pattern.band_starts(),
-        "bands": [told_bands(band, band, data.pattern) for band in range(bands)],
-        "perplexity": {"dense": _number(perplexity(data.dense_losses)), "focus": _number(perplexity(data.losses))},
+        "bands": [told_bands(band, band, data.pattern) for band in range(data.pattern.num_bands)],
+        "perplexity": {"dense": dense, "focus": focus},
         "pairs": round(data.pairs, 4),
         "targets": targets,
         "order": order,
@@ -99,27 +91,13 @@ def _json(data: ExplorerData, words: list[HeadWords], order: list[int], packed: 
                 "rests": said.rests,
                 "reach": round(head.reach, 1),
                 "pairs": round(head.pairs, 4),
-                "groups": [
-                    {
-                        "group": group.group,
-                        "name": group.name,
-                        "tokens": group.tokens,
-                        "size": round(group.size, 4),
-                        "weight": round(group.weight, 4),
-                        "distance": group.distance,
-                    }
-                    for group in said.groups
-                ],
+                "groups": [asdict(group) for group in said.groups],
                 "data": packed.get(number),
             }
             for number, (head, said) in enumerate(zip(data.heads, words, strict=True))
         ],
     }
     return in_script(json.dumps(values, ensure_ascii=False, allow_nan=False, separators=(",", ":")))
-
-
-def _number(value: float) -> float | None:
-    return round(value, 3) if np.isfinite(value) else None
 
 
 def in_script(text: str) -> str:
@@ -136,9 +114,8 @@ def pack_head(head: Head, targets: int) -> str:
         weights = [np.where(of >= LEAST, _root(of), 0) for of in (head.weight[:, number], head.dense[:, number])]
         back = np.where(np.maximum(*weights) > 0, head.distance[:, number], 0).astype(np.uint16)
         planes += [back & 255, back >> 8, *weights]
-    packer = zlib.compressobj(9, zlib.DEFLATED, -15)  # raw deflate, as DecompressionStream("deflate-raw") reads it
-    packed = packer.compress(np.stack(planes).astype(np.uint8).tobytes()) + packer.flush()
-    return base64.b64encode(packed).decode()
+    # Raw deflate, as DecompressionStream("deflate-raw") reads it.
+    return base64.b64encode(zlib.compress(np.stack(planes).astype(np.uint8).tobytes(), 9, wbits=-15)).decode()
 
 
 def _root(values: np.ndarray) -> np.ndarray:

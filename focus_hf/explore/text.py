@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-#: Invisible characters that letters and emoji need in order to join; they are harmless.
-_JOINERS = "\u200c\u200d\ufe0f"
+#: Invisible characters that letters and emoji need in order to join; they are harmless. Spaces and breaks stay, too.
+_KEPT = "\u200c\u200d\ufe0f\n\t"
 
 
-@dataclass(frozen=True)
-class Passage:
-    """A window of a document.
-
-    Args:
-        ids: int64 ``(T,)``.
-        pieces: what each token adds to the text; empty for a token that continues a character.
-    """
+class Passage(NamedTuple):
+    """A window of a document: token ids, int64 ``(T,)``, and what each token adds to the text; empty for a token that
+    continues a character."""
 
     ids: Tensor
     pieces: list[str]
@@ -44,25 +38,21 @@ def passages(tokenizer: Any, texts: Sequence[str], max_tokens: int, window: int)
     """
     found: list[Passage] = []
     room, left_out = max_tokens, 0
+    is_fast = getattr(tokenizer, "is_fast", False)
     for text in texts:
-        ids, pieces = _tokens(tokenizer, text)
+        coded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=is_fast, verbose=False)
+        ids = coded["input_ids"]
+        spans = _spans(text, coded["offset_mapping"]) if is_fast else (_decoded(tokenizer, token) for token in ids)
+        pieces = [visible(span) for span in spans]
         left_out += max(0, len(ids) - room)
-        ids, pieces = ids[:room], pieces[:room]
-        room -= len(ids)
-        for start in range(0, len(ids), window):
-            part = slice(start, start + window)
+        kept = min(room, len(ids))
+        room -= kept
+        for start in range(0, kept, window):
+            part = slice(start, min(start + window, kept))
             found.append(Passage(torch.tensor(ids[part], dtype=torch.long), pieces[part]))
     if not found:
         raise ValueError("The text has no tokens; give more.")
     return found, left_out
-
-
-def _tokens(tokenizer: Any, text: str) -> tuple[list[int], list[str]]:
-    if getattr(tokenizer, "is_fast", False):
-        coded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-        return list(coded["input_ids"]), list(_spans(text, coded["offset_mapping"]))
-    ids = list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
-    return ids, [visible(_decoded(tokenizer, token)) for token in ids]
 
 
 def _spans(text: str, offsets: Sequence[tuple[int, int]]) -> Iterator[str]:
@@ -70,13 +60,13 @@ def _spans(text: str, offsets: Sequence[tuple[int, int]]) -> Iterator[str]:
     of one character leave it to the first of them."""
     shown = 0
     for _, stop in offsets:
-        yield visible(text[shown:stop])
+        yield text[shown:stop]
         shown = max(shown, stop)
 
 
 def _decoded(tokenizer: Any, token: int) -> str:
     """For tokenizers that do not say where their tokens stand; SentencePiece drops a leading space when it decodes."""
-    text = tokenizer.decode([token], clean_up_tokenization_spaces=False)
+    text = str(tokenizer.decode([token], clean_up_tokenization_spaces=False))
     starts_word = str(tokenizer.convert_ids_to_tokens([token])[0]).startswith("▁")
     return f" {text}" if starts_word and not text[:1].isspace() else text
 
@@ -86,13 +76,6 @@ def visible(text: str) -> str:
     codes. Spaces, line breaks and tabs stay."""
     if text.isprintable():
         return text
-    text = text.replace("\r\n", "\n")
-    return "".join(
-        f"⟨U+{ord(character):04X}⟩" if _is_hidden(character) else character.replace("\r", "\n") for character in text
-    )
-
-
-def _is_hidden(character: str) -> bool:
-    if character in "\n\r\t" or character in _JOINERS:
-        return False
-    return unicodedata.category(character) in ("Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp")
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
+    kept = (c in _KEPT or c.isprintable() or unicodedata.category(c) == "Zs" for c in text)
+    return "".join(c if is_kept else f"⟨U+{ord(c):04X}⟩" for c, is_kept in zip(text, kept, strict=True))

@@ -22,7 +22,7 @@ from ..texts import TextSource, hash_of
 from .figures import save_plots
 from .match import SAME, LayerMatch, match_adapters
 from .run import group_report
-from .treebank import Treebank, read_treebank
+from .treebank import read_treebank
 
 
 def run_groups(
@@ -49,9 +49,7 @@ def run_groups(
         progress: shows how far it is.
         texts: text files.
         treebanks: ``.conllu`` files; texts are then read besides them.
-        window: tokens read at a time.
-        heads: at most so many are described, see `group_report`.
-        seed: of examples and random groups.
+        window, heads, seed: see `group_report`.
         json_out, markdown: file, or ``"-"`` for standard output, where then nothing else goes.
         plots: folder for pictures.
         write: put the report (and the pictures) into the adapter's folder, from where the card takes it.
@@ -61,43 +59,40 @@ def run_groups(
     """
     if not texts and not treebanks:
         raise ValueError("Give --text, --treebank or both.")
-    if "-" in (json_out, markdown) and json_out == markdown:
+    if json_out == markdown == "-":
         raise ValueError("Only one of --json and --markdown can go to the screen.")
-    pictures = plots is not None or write
-    require(*(["matplotlib"] if pictures else []), *(["conllu", "sklearn"] if treebanks else []))
+    require(*(["matplotlib"] if plots is not None or write else []), *(["conllu", "sklearn"] if treebanks else []))
     if write:
         check_writable(adapter)
-    source: Treebank | list[str]
-    if treebanks:
-        source, name = read_treebank(*treebanks), ", ".join(Path(file).name for file in treebanks)
-        revision_of_text = hash_of(treebanks)
-        for problem in source.skipped[:5]:
-            progress.console.print(f"left out: {problem}", markup=False, highlight=False)
-        if len(source.skipped) > 5:
-            progress.console.print(f"left out: {len(source.skipped) - 5} more sentences")
-    besides = TextSource(tuple(texts)).load() if texts else None
-    if not treebanks:
-        assert besides is not None
-        source, name, revision_of_text = besides.documents, besides.name, besides.revision
+    treebank = read_treebank(*treebanks) if treebanks else None
+    skipped = treebank.skipped if treebank else []
+    more = [f"{len(skipped) - 5} more sentences"] if len(skipped) > 5 else []
+    for problem in (*skipped[:5], *more):
+        progress.console.print(f"left out: {problem}", markup=False, highlight=False)
+    text = TextSource(tuple(texts)).load() if texts else None
     model, tokenizer, folder = load(adapter)
     bar = progress.add_task("tokens", total=None)
     report = group_report(
         model,
         tokenizer,
-        source,
-        texts=besides.documents if treebanks and besides is not None else (),
-        name=name,
-        revision=revision_of_text,
+        treebank or [],
+        texts=text.documents if text else (),
+        name=", ".join(Path(file).name for file in treebanks) or (text.name if text else ""),
+        revision=hash_of(treebanks or texts),
         window=window,
         heads=heads,
         seed=seed,
         tick=lambda tokens: progress.advance(bar, tokens),
     )
     report.weights_sha256 = weights_hash(folder)
-    if treebanks and besides is not None:
-        report.text["besides"] = {"name": besides.name, "revision": besides.revision}
+    if treebank and text:
+        report.text["besides"] = {"name": text.name, "revision": text.revision}
     progress.stop()
-    _deliver(report, json_out, markdown)
+    deliver(report.to_json(), json_out, [] if markdown == "-" else [summary_table(report)])
+    if markdown == "-":
+        sys.stdout.write(report.to_markdown())
+    elif markdown is not None:
+        write_atomically(Path(markdown), report.to_markdown().encode())
     if plots is not None:
         save_plots(report, plots)
     if write:
@@ -106,33 +101,18 @@ def run_groups(
     return report
 
 
-def _deliver(report: GroupReport, json_out: str | None, markdown: str | None) -> None:
-    deliver(report.to_json(), json_out, [] if markdown == "-" else [summary_table(report)])
-    if markdown == "-":
-        sys.stdout.write(report.to_markdown())
-    elif markdown is not None:
-        write_atomically(Path(markdown), report.to_markdown().encode())
-
-
 def summary_table(report: GroupReport) -> Table:
     """One line for each layer or head; NMI is with parts of speech."""
     title = f"Groups on {report.text['name']}, {report.text['tokens']:,} tokens"
     table = Table(title=Text(title), title_justify="left")
-    has_gold = any("upos" in layer.agreement for layer in report.layers)
-    gold_columns = ("NMI", "random", "look-up") if has_gold else ()
+    gold_columns = ("NMI", "random", "look-up") if any(layer.nmi for layer in report.layers) else ()
     for column in ("layer", "loss without", "silent", "in context", *gold_columns, "reads most"):
         table.add_column(column, justify="left" if column in ("layer", "reads most") else "right", overflow="fold")
     for layer in report.layers:
-        cells: list[Text | str] = [
-            Text(layer.short_title),
-            "" if layer.loss is None else f"{layer.loss:+.4f}",
-            "" if layer.silent is None else f"{100 * layer.silent:.0f} %",
-            f"{100 * layer.contextual:.0f} %",
-        ]
-        if has_gold:
-            cells += [f"{layer.agreement['upos'][kind]['nmi']:.3f}" for kind in ("groups", "random", "lookup")]
-        cells.append(Text(", ".join(layer.groups[group].name for group in layer.most_read(3))))
-        table.add_row(*cells)
+        cells = [layer.told_loss, layer.told_silent, f"{100 * layer.contextual:.0f} %"]
+        cells += [f"{value:.3f}" for value in layer.nmi]
+        names = Text(", ".join(layer.groups[group].name for group in layer.most_read(3)))
+        table.add_row(Text(layer.short_title), *cells, names)
     return table
 
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ..records.group_report import GroupFacts, LayerFacts
-from .agreement import agreement, contextual_share, lookup_table, random_table
-from .collect import Collected, LayerCounts, Window
+from .agreement import agreement, contextual_share, count_table, lookup_table, random_table
+from .collect import RoutedText, first_windows
 from .naming import Name, Namer
 from .reading import DistantPair, Reading
-from .tokens import PROFILE, display, profile, raw_tokens, token_texts
+from .tokens import display
+from .windows import Window
 
 #: Tokens shown before and after an example.
 CONTEXT = 4
@@ -27,194 +27,151 @@ STRIP = 120
 #: From this many groups in all layers on, less is shown of each, so that a report stays below a megabyte.
 MANY_GROUPS = 250
 
-#: Groups of a head, those that are read most, of which more examples are kept.
-MOST_READ = 3
+#: Groups of a head, those that are read most, of which more examples are kept, and how many.
+MOST_READ, MOST_EXAMPLES = 3, 5
 
 
-@dataclass(frozen=True)
-class _Detail:
-    """How much a report shows: tokens of a group, examples of it and of one that is read much, split tokens and pairs
-    of a layer."""
+class ReadText:
+    """A text that was read: its tokens by their kinds (ids that occur), and what can be told of all layers.
 
-    tokens: int
-    examples: int
-    most: int
-    split: int
-    pairs: int
+    Args:
+        tokenizer: of the model.
+        windows: of the text.
+        parts: of speech in `Window.gold`; none for plain text.
+        groups: in all layers together.
+    """
 
-    @classmethod
-    def of(cls, found: Collected) -> _Detail:
-        groups = sum(layer.num_groups for layer in found.layers)
-        return cls(8, 2, 5, 3, 5) if groups <= MANY_GROUPS else cls(5, 1, 5, 1, 2)
-
-
-class Words:
-    """Texts of the tokens that occur, and how often each does."""
-
-    def __init__(self, tokenizer: Any, found: Collected) -> None:
-        self.counts = found.layers[0].by_token.sum(axis=1, dtype=np.int64)
-        self.seen = self.counts.nonzero()[0]
-        self.texts = token_texts(tokenizer, self.seen)
-        raw = raw_tokens(tokenizer, self.seen)
-        self.profiles = np.zeros((len(self.counts), len(PROFILE)), dtype=bool)
-        for token in self.seen:
-            self.profiles[token] = profile(self.texts[int(token)], raw[int(token)])
-
-    def shown(self, token: int) -> str:
-        """A token as visible text."""
-        return display(self.texts[int(token)])
+    def __init__(self, tokenizer: Any, windows: Sequence[Window], parts: Sequence[str], groups: int) -> None:
+        self.ids = np.concatenate([window.ids.numpy() for window in windows])
+        self.ends = np.cumsum([len(window.ids) for window in windows])
+        self.sampled = int(self.ends[len(first_windows(windows)) - 1])
+        kinds, self.kind, self.counts = np.unique(self.ids, return_inverse=True, return_counts=True)
+        self.texts = {i: tokenizer.decode([i], clean_up_tokenization_spaces=False) for i in kinds.tolist()}
+        self.shown = [display(text) for text in self.texts.values()]
+        gold = [np.full(len(window.ids), -1) if window.gold is None else window.gold for window in windows]
+        self.gold, self.parts = np.concatenate(gold), parts
+        self.has_gold = self.gold >= 0
+        shape = len(kinds), len(parts)
+        self.gold_by_kind = count_table(self.kind[self.has_gold], self.gold[self.has_gold], shape) if parts else None
+        raw = list(map(str, tokenizer.convert_ids_to_tokens(kinds.tolist())))
+        self.namer = Namer(list(self.texts.values()), raw, self.counts, self.gold_by_kind, parts)
+        # Tokens and examples of a group, split tokens and pairs of a layer.
+        self.tokens, self.examples, self.split, self.pairs = (8, 2, 3, 5) if groups <= MANY_GROUPS else (5, 1, 1, 2)
 
     def context(self, ids: np.ndarray, place: int) -> dict[str, str]:
-        """A token between its neighbours."""
-        before = "".join(self.texts[int(i)] for i in ids[max(0, place - CONTEXT) : place])
-        after = "".join(self.texts[int(i)] for i in ids[place + 1 : place + 1 + CONTEXT])
+        """A token of a window between its neighbours."""
+        before, after = (
+            display("".join(self.texts[int(i)] for i in some)).replace("␣", " ")
+            for some in (ids[max(0, place - CONTEXT) : place], ids[place + 1 : place + 1 + CONTEXT])
+        )
+        return {"before": before, "token": display(self.texts[int(ids[place])]), "after": after}
+
+    def example(self, place: int) -> dict[str, str]:
+        """A token of the text in its own window."""
+        window = int(np.searchsorted(self.ends, place, side="right"))
+        start = int(self.ends[window - 1]) if window else 0
+        return self.context(self.ids[start : self.ends[window]], place - start)
+
+    def pair(self, pair: DistantPair) -> dict[str, Any]:
+        """Two tokens that meet."""
         return {
-            "before": display(before).replace("␣", " "),
-            "token": self.shown(ids[place]),
-            "after": display(after).replace("␣", " "),
+            "weight": round(pair.weight, 4),
+            "distance": pair.query - pair.key,
+            "group": pair.group,
+            "query": self.context(pair.ids, pair.query),
+            "key": self.context(pair.ids, pair.key),
         }
 
 
 def layer_facts(
-    layer: LayerCounts,
-    found: Collected,
-    words: Words,
-    namer: Namer,
-    reading: Reading | None,
-    lost: tuple[float, float] | None,
-    windows: Sequence[Window],
-    seed: int,
+    routed: RoutedText, text: ReadText, reading: Reading | None, lost: tuple[float, float] | None, seed: int
 ) -> LayerFacts:
     """Everything that a report says of one layer or head.
 
     Args:
-        layer: its counts.
-        found: counts of all.
-        words: of the text.
-        namer: of its groups.
+        routed: the text's groups.
+        text: that was read.
         reading: what it reads; ``None`` if no window was long enough.
         lost: what the model loses without that, and its standard error.
-        windows: those that ``reading`` is of.
         seed: of examples and random groups.
     """
-    generator, detail = np.random.default_rng(seed), _Detail.of(found)
-    sample = np.concatenate(layer.sample)
+    generator = np.random.default_rng(seed)
+    groups = routed.groups
+    sample, by_kind = groups[: text.sampled], count_table(text.kind, groups, (len(text.counts), routed.num_groups))
     gold, agreements = None, dict[str, Any]()
-    if found.gold_by_token is not None:
-        gold = layer.gold
+    if text.gold_by_kind is not None:
+        gold = count_table(groups[text.has_gold], text.gold[text.has_gold], (routed.num_groups, len(text.parts)))
+        chance, lookup = random_table(gold, seed), lookup_table(by_kind, text.gold_by_kind)
         agreements["upos"] = {
-            "groups": agreement(gold),
-            "random": agreement(random_table(gold, seed)),
-            "lookup": agreement(lookup_table(layer.by_token, found.gold_by_token)),
+            which: {name: round(value, 4) for name, value in agreement(table).items()}
+            for which, table in (("groups", gold), ("random", chance), ("lookup", lookup))
         }
-    names = namer.names(layer.by_token, gold)
-    home = layer.by_token.argmax(axis=1)
-    groups = [_group(layer, group, names[group], home, found, words, detail) for group in range(layer.num_groups)]
+    home = by_kind.argmax(axis=1)
+    names = text.namer.names(by_kind, gold)
     facts = LayerFacts(
-        name=layer.name,
-        groups=groups,
-        contextual=round(contextual_share(layer.by_token), 6),
-        agreement=_rounded(agreements),
-        split=_split_tokens(layer, found, words, sample, generator, detail.split),
+        name=routed.name,
+        groups=[_group(by_kind[:, group], home != group, name, text) for group, name in enumerate(names)],
+        contextual=round(contextual_share(by_kind), 6),
+        agreement=agreements,
+        split=_split_tokens(by_kind, sample, text, generator),
         strip=sample[:STRIP].tolist(),
-        head=layer.head,
+        head=routed.head,
     )
     if reading is not None:
-        facts.reads = _rounded((reading.reads / np.maximum(reading.queries, 1)).tolist())
-        facts.attention = _rounded((reading.attention / max(reading.tokens, 1)).tolist(), 6)
+        facts.reads = _rounded(reading.reads / np.maximum(reading.queries, 1), 4)
+        facts.attention = _rounded(reading.attention / max(reading.tokens, 1), 6)
         facts.silent = round(reading.silent / max(reading.far, 1), 4)
-        facts.pairs = [_pair(pair, words, windows) for pair in reading.pairs[: detail.pairs]]
+        facts.pairs = [text.pair(pair) for pair in reading.pairs[: text.pairs]]
     if lost is not None:
         facts.loss, facts.loss_error = round(lost[0], 6), round(lost[1], 6)
     much = set(facts.most_read(MOST_READ))
-    for number, group in enumerate(groups):
-        places = (sample == number).nonzero()[0]
-        count = detail.most if number in much else detail.examples
-        chosen = np.sort(generator.permutation(places)[:count])
-        group.examples = [_example(found, words, int(place)) for place in chosen]
+    for number, group in enumerate(facts.groups):
+        places = generator.permutation((sample == number).nonzero()[0])
+        chosen = np.sort(places[: MOST_EXAMPLES if number in much else text.examples])
+        group.examples = [text.example(int(place)) for place in chosen]
     return facts
 
 
-def _pair(pair: DistantPair, words: Words, windows: Sequence[Window]) -> dict[str, Any]:
-    ids = windows[pair.window].ids.numpy()
-    return {
-        "weight": round(pair.weight, 4),
-        "distance": pair.query - pair.key,
-        "group": pair.group,
-        "query": words.context(ids, pair.query),
-        "key": words.context(ids, pair.key),
-    }
-
-
-def _group(
-    layer: LayerCounts,
-    group: int,
-    name: Name,
-    home: np.ndarray,
-    found: Collected,
-    words: Words,
-    detail: _Detail,
-) -> GroupFacts:
-    counts, size = layer.by_token[:, group], int(layer.sizes[group])
-    share = size / found.tokens
-    top = [token for token in np.argsort(-counts, kind="stable")[: detail.tokens] if counts[token]]
-    lift = np.zeros(len(counts))
-    enough = (words.counts >= LEAST) & (counts > 0)
-    lift[enough] = counts[enough] / words.counts[enough] / max(share, 1e-12)
-    lifted = [token for token in np.lexsort((-counts, -lift))[: detail.tokens] if lift[token] > 1]
+def _group(counts: np.ndarray, elsewhere: np.ndarray, name: Name, text: ReadText) -> GroupFacts:
+    """One group: ``counts`` are of each kind in it, ``elsewhere`` says of which most are in another group."""
+    size = int(counts.sum())
+    share = size / len(text.ids)
+    top = [kind for kind in np.argsort(-counts, kind="stable")[: text.tokens] if counts[kind]]
+    lift = np.where((text.counts >= LEAST) & (counts > 0), counts / text.counts / max(share, 1e-12), 0.0)
+    lifted = [kind for kind in np.lexsort((-counts, -lift))[: text.tokens] if lift[kind] > 1]
     return GroupFacts(
         share=round(share, 5),
         name=name.name,
         covers=round(name.covers, 4),
         chance=round(name.chance, 4),
         lookup=round(name.lookup, 4),
-        contextual=round(float(counts[home != group].sum() / max(size, 1)), 4),
-        top=[{"token": words.shown(token), "count": int(counts[token])} for token in top],
+        contextual=round(float(counts[elsewhere].sum() / max(size, 1)), 4),
+        top=[{"token": text.shown[kind], "count": int(counts[kind])} for kind in top],
         lifted=[
-            {"token": words.shown(token), "count": int(counts[token]), "lift": round(float(lift[token]), 2)}
-            for token in lifted
+            {"token": text.shown[kind], "count": int(counts[kind]), "lift": round(float(lift[kind]), 2)}
+            for kind in lifted
         ],
     )
 
 
-def _example(found: Collected, words: Words, place: int) -> dict[str, str]:
-    """A sampled token in its own window."""
-    ends = np.cumsum(found.windows)
-    window = int(np.searchsorted(ends, place, side="right"))
-    start = int(ends[window] - found.windows[window])
-    return words.context(found.ids[start : int(ends[window])], place - start)
-
-
 def _split_tokens(
-    layer: LayerCounts,
-    found: Collected,
-    words: Words,
-    sample: np.ndarray,
-    generator: np.random.Generator,
-    most: int,
+    by_kind: np.ndarray, sample: np.ndarray, text: ReadText, generator: np.random.Generator
 ) -> list[dict[str, Any]]:
-    """Frequent tokens that are most evenly divided between two groups, with an example in each."""
-    ordered = -np.sort(-layer.by_token, axis=1)
-    second = ordered[:, 1] if layer.num_groups > 1 else np.zeros(len(ordered), dtype=np.int64)
-    # Divided evenly and often: by how many occurrences the second group has.
+    """Frequent tokens that are most evenly divided between two groups, with an example in each: those of which the
+    second group has most occurrences."""
+    second = np.sort(by_kind, axis=1)[:, -2] if by_kind.shape[1] > 1 else np.zeros(len(by_kind))
     result = []
-    for token in np.argsort(-second, kind="stable")[:most]:
-        if second[token] < LEAST:
+    for kind in np.argsort(-second, kind="stable")[: text.split]:
+        if second[kind] < LEAST:
             break
         examples = {}
-        for group in np.argsort(-layer.by_token[token], kind="stable")[:2]:
-            places = ((found.ids == token) & (sample == group)).nonzero()[0]
+        for group in np.argsort(-by_kind[kind], kind="stable")[:2]:
+            places = ((text.kind[: len(sample)] == kind) & (sample == group)).nonzero()[0]
             if len(places):
-                examples[str(int(group))] = _example(found, words, int(generator.choice(places)))
-        result.append({"token": words.shown(token), "counts": layer.by_token[token].tolist(), "examples": examples})
+                examples[str(int(group))] = text.example(int(generator.choice(places)))
+        result.append({"token": text.shown[kind], "counts": by_kind[kind].tolist(), "examples": examples})
     return result
 
 
-def _rounded(value: Any, digits: int = 4) -> Any:
-    if isinstance(value, float):
-        return round(value, digits)
-    if isinstance(value, dict):
-        return {key: _rounded(item, digits) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_rounded(item, digits) for item in value]
-    return value
+def _rounded(table: np.ndarray, digits: int) -> list[list[float]]:
+    return [[round(value, digits) for value in row] for row in table.tolist()]

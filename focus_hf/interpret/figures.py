@@ -9,8 +9,8 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -37,9 +37,14 @@ def save_plots(report: GroupReport, folder: str | os.PathLike[str]) -> list[Path
     return [head_figure(layer, report.bands, Path(folder) / picture(layer)) for layer in report.that_matter(HEADS)]
 
 
-def head_figure(layer: LayerFacts, bands: Sequence[int], path: str | os.PathLike[str]) -> Path:
+def head_figure(layer: LayerFacts, bands: Sequence[int], path: Path) -> Path:
     """Of one head: the share of its attention that falls on each group at each distance, in per cent; beside each
     group how many of the queries read it, at the distance at which most do."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
     rows = layer.most_read(_GROUPS, named=False)
     attention, reads = np.array(layer.attention), np.array(layer.reads)
     others = [group for group in range(len(attention)) if group not in rows]
@@ -48,7 +53,6 @@ def head_figure(layer: LayerFacts, bands: Sequence[int], path: str | os.PathLike
     if others:
         values = np.concatenate([values, 100 * attention[others].sum(axis=0, keepdims=True)])
         labels.append(f"{len(others)} other groups")
-    pyplot = _pyplot()
     figure, axis = pyplot.subplots(
         figsize=(3.2 + 0.8 * max(len(bands), 3), 1.2 + 0.46 * len(labels)), dpi=110, layout="constrained"
     )
@@ -58,43 +62,25 @@ def head_figure(layer: LayerFacts, bands: Sequence[int], path: str | os.PathLike
         shown = f"{value:.1f}" if value >= 0.05 else "·"
         axis.text(column, row, shown, ha="center", va="center", fontsize=9, color="k" if bright else "w")
     axis.set_yticks(range(len(labels)), labels, fontsize=9)
-    axis.set_xticks(range(len(bands)), [_distance(bands, band) for band in range(len(bands))], fontsize=9)
+    distances = [*(f"{start + 1:,}\nto {end:,}" for start, end in pairwise(bands)), f"{bands[-1] + 1:,}\nand more"]
+    axis.set_xticks(range(len(bands)), distances, fontsize=9)
     axis.set_xlabel("tokens back")
     axis.set_title(f"{_plain(layer.short_title)}: attention by group and distance (%)", fontsize=10)
-    return _save(figure, path, digest(picture_data(layer)))
+    content = io.BytesIO()
+    metadata = {"Software": None, DATA: digest(picture_data(layer))}
+    figure.savefig(content, format="png", facecolor="white", metadata=metadata)
+    pyplot.close(figure)
+    write_atomically(path, content.getvalue())
+    return path
 
 
 def _called(layer: LayerFacts, group: int) -> str:
     """A group's name; of one that has none its most typical tokens."""
     facts = layer.groups[group]
-    if facts.name != "mixed":
-        return _plain(facts.name)
-    return _plain("mixed: " + " ".join(str(item["token"])[:10] for item in (facts.lifted or facts.top)[:3]))
-
-
-def _distance(bands: Sequence[int], band: int) -> str:
-    if band + 1 == len(bands):
-        return f"{bands[band] + 1:,}\nand more"
-    return f"{bands[band] + 1:,}\nto {bands[band + 1]:,}"
+    tokens = " ".join(str(item["token"])[:10] for item in (facts.lifted or facts.top)[:3])
+    return _plain(f"mixed: {tokens}" if facts.name == "mixed" else facts.name)
 
 
 def _plain(text: str) -> str:
     """No mathematics in strangers' text."""
     return text.replace("$", r"\$")
-
-
-def _pyplot() -> Any:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    return pyplot
-
-
-def _save(figure: Any, path: str | os.PathLike[str], data: str) -> Path:
-    content = io.BytesIO()
-    figure.savefig(content, format="png", facecolor="white", metadata={"Software": None, DATA: data})
-    _pyplot().close(figure)
-    write_atomically(Path(path), content.getvalue())
-    return Path(path)

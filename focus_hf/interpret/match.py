@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from .collect import Collected, collect
+from .agreement import count_table
+from .collect import collect, first_windows
 from .windows import text_windows
 
 #: From this overlap on two groups are the same.
@@ -50,8 +51,7 @@ def match_groups(groups: np.ndarray, others: np.ndarray, num_groups: int, num_ot
 
     if len(groups) != len(others):
         raise ValueError(f"Groups of {len(groups)} tokens cannot be matched with those of {len(others)}.")
-    together = np.zeros((num_groups, num_others), dtype=np.int64)
-    np.add.at(together, (groups, others), 1)
+    together = count_table(groups, others, (num_groups, num_others))
     rows, columns = linear_sum_assignment(together, maximize=True)
     either = together.sum(axis=1)[:, None] + together.sum(axis=0)[None] - together
     return [
@@ -81,6 +81,7 @@ class LayerMatch:
         return [group for group in range(self.num_groups) if group not in same]
 
     def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
         return {**asdict(self), "new": self.new}
 
 
@@ -100,18 +101,17 @@ def match_adapters(
     Raises:
         ValueError: no text, or the adapters route different layers.
     """
-    found: list[Collected] = [collect(model, text_windows(tokenizer, texts, window)) for model in (first, second)]
-    names = [[layer.name.removeprefix("base_model.model.") for layer in one.layers] for one in found]
-    by_head = all(layer.head is not None for one in found for layer in one.layers)
-    both = [name for name in names[0] if name in names[1]]
-    if not both or (names[0] != names[1] and not by_head):
-        raise ValueError(
-            f"The adapters route different layers ({len(names[0])} and {len(names[1])}): compare by hand."
-        )
-    by_name = [dict(zip(own, one.layers, strict=True)) for own, one in zip(names, found, strict=True)]
-    layers = []
-    for name in both:
-        one, two = by_name[0][name], by_name[1][name]
-        groups, others = np.concatenate(one.sample), np.concatenate(two.sample)
-        layers.append(LayerMatch(name, one.num_groups, match_groups(groups, others, one.num_groups, two.num_groups)))
-    return layers
+    windows = first_windows(text_windows(tokenizer, texts, window))
+    one, two = (
+        {routed.name.removeprefix("base_model.model."): routed for routed in collect(model, windows)}
+        for model in (first, second)
+    )
+    by_head = all(routed.head is not None for routed in (*one.values(), *two.values()))
+    both = [name for name in one if name in two]
+    if not both or (list(one) != list(two) and not by_head):
+        raise ValueError(f"The adapters route different layers ({len(one)} and {len(two)}): compare by hand.")
+    layers = [(name, one[name], two[name]) for name in both]
+    return [
+        LayerMatch(name, a.num_groups, match_groups(a.groups, b.groups, a.num_groups, b.num_groups))
+        for name, a, b in layers
+    ]

@@ -9,12 +9,12 @@ says more than "capitalised words" at 95 % and 15 %.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from .tokens import PROFILE, display
+from .tokens import PROPERTIES, display, properties
 
 #: A name must fit this share of a group's tokens, and this much more of them than of all tokens.
 COVERS, LIFT = 0.5, 2.0
@@ -22,56 +22,24 @@ COVERS, LIFT = 0.5, 2.0
 #: A group of fewer tokens has no name: too little is known about it.
 LEAST_TOKENS = 20
 
-#: Kinds of tokens that a name may list; an ending must be that of as many kinds at least.
-KINDS = 3
+#: Words that a name may list; an ending must be that of more.
+LONGEST_LIST = 3
 
-#: A kind that a name lists has this share of the group's tokens at least.
+#: A word that a name lists has this share of the group's tokens at least.
 LISTED = 0.1
 
 #: Universal Dependencies' parts of speech and the kinds of words in code (`source_code`), as people call them.
 PARTS_OF_SPEECH = {
-    "ADJ": "adjectives",
-    "ADP": "prepositions",
-    "ADV": "adverbs",
-    "AUX": "auxiliary verbs",
-    "CCONJ": "conjunctions",
-    "DET": "articles and determiners",
-    "INTJ": "interjections",
-    "NOUN": "nouns",
-    "NUM": "numbers",
-    "PART": "particles",
-    "PRON": "pronouns",
-    "PROPN": "names",
-    "PUNCT": "punctuation",
-    "SCONJ": "subordinating conjunctions",
-    "SYM": "symbols",
-    "VERB": "verbs",
-    "ATTRIBUTE": "attributes",
-    "CALL": "names of what is called",
-    "CLOSE": "closing brackets",
-    "COMMENT": "comments",
-    "DEFINITION": "names of what is defined",
-    "IMPORT": "names of imports",
-    "INDENT": "indentation",
-    "KEYWORD": "keywords",
-    "NEWLINE": "line breaks",
-    "NUMBER": "numbers",
-    "OPEN": "opening brackets",
-    "OPERATOR": "operators",
-    "PARAMETER": "parameters",
-    "STRING": "strings",
-    "TARGET": "variables that are assigned",
-    "VARIABLE": "variables that are read",
-}
-
-_PROPERTIES = {
-    "punctuation": "punctuation",
-    "digits": "numbers",
-    "capitalised": "capitalised words",
-    "word-initial": "starts of words",
-    "sub-word": "inner parts of words",
-    "whitespace": "line breaks and spaces",
-}
+    "ADJ": "adjectives", "ADP": "prepositions", "ADV": "adverbs", "AUX": "auxiliary verbs",
+    "CCONJ": "conjunctions", "DET": "articles and determiners", "INTJ": "interjections", "NOUN": "nouns",
+    "NUM": "numbers", "PART": "particles", "PRON": "pronouns", "PROPN": "names", "PUNCT": "punctuation",
+    "SCONJ": "subordinating conjunctions", "SYM": "symbols", "VERB": "verbs",
+    "ATTRIBUTE": "attributes", "CALL": "names of what is called", "CLOSE": "closing brackets",
+    "COMMENT": "comments", "DEFINITION": "names of what is defined", "IMPORT": "names of imports",
+    "INDENT": "indentation", "KEYWORD": "keywords", "NEWLINE": "line breaks", "NUMBER": "numbers",
+    "OPEN": "opening brackets", "OPERATOR": "operators", "PARAMETER": "parameters", "STRING": "strings",
+    "TARGET": "variables that are assigned", "VARIABLE": "variables that are read",
+}  # fmt: skip
 
 _SIGNS = {
     ",": "commas", ".": "full stops", ";": "semicolons", ":": "colons", "?": "question marks",
@@ -91,91 +59,83 @@ class Name:
 
 
 class Namer:
-    """Names groups of one text.
+    """Names groups of one text, whose tokens are of some kinds.
 
     Args:
-        texts: of the tokens that occur.
-        profiles: bool ``(vocabulary, len(PROFILE))``.
-        counts: of each token in the text, ``(vocabulary,)``.
-        gold: counts ``(vocabulary, parts of speech)`` in the text, where it has them.
+        texts, raw: of each kind, decoded and as the vocabulary writes it.
+        counts: of each kind in the text, ``(kinds,)``.
+        gold: counts ``(kinds, parts of speech)`` in the text, where it has them.
         parts: their names.
     """
 
     def __init__(
         self,
-        texts: Mapping[int, str],
-        profiles: np.ndarray,
+        texts: Sequence[str],
+        raw: Sequence[str],
         counts: np.ndarray,
         gold: np.ndarray | None = None,
-        parts: tuple[str, ...] = (),
+        parts: Sequence[str] = (),
     ) -> None:
-        self.profiles, self.counts, self.gold, self.parts = profiles, counts, gold, parts
-        self.kinds: list[str] = []
-        numbers: dict[str, int] = {}
-        self.kind_of = np.full(len(counts), -1)
-        for token, text in texts.items():
-            kind = text.strip().lower() or text
-            self.kind_of[token] = numbers.setdefault(kind, len(numbers))
-        self.kinds = list(numbers)
-        self.seen = np.array(sorted(texts), dtype=np.int64)
+        self.counts, self.gold, self.parts = counts, gold, parts
+        held = list(map(properties, texts, raw))
+        self.properties = {name: np.array([name in one for one in held], dtype=bool) for name in PROPERTIES}
+        bare = [text.strip().lower() or text for text in texts]
+        self.words = list(dict.fromkeys(bare))  # however they are written
+        number = {word: place for place, word in enumerate(self.words)}
+        self.word_of = np.array([number[word] for word in bare], dtype=np.int64)
+        self.alphabetic = [(place, word) for word, place in number.items() if word.isalpha()]
 
     def names(self, by_token: np.ndarray, gold_of: np.ndarray | None = None) -> list[Name]:
         """The name of each group.
 
         Args:
-            by_token: counts ``(vocabulary, K)``.
+            by_token: counts ``(kinds, K)``.
             gold_of: counts ``(K, parts of speech)``, of a text that has them.
         """
         home = by_token.argmax(axis=1)  # of a look-up by token
-        return [self._name(by_token, group, home, gold_of) for group in range(by_token.shape[1])]
+        return [
+            self._name(by_token[:, group], home == group, None if gold_of is None else gold_of[group])
+            for group in range(by_token.shape[1])
+        ]
 
-    def _name(self, by_token: np.ndarray, group: int, home: np.ndarray, gold_of: np.ndarray | None) -> Name:
-        inside = by_token[:, group].astype(np.int64)
+    def _name(self, inside: np.ndarray, at_home: np.ndarray, gold_of: np.ndarray | None) -> Name:
         if not inside.any():
             return Name("empty")
-        at_home = np.where(home == group, self.counts, 0)
-        found: list[Name] = []
-        for name, fits in self._candidates(inside):
-            shares = [_share(fits, weights) for weights in (inside, self.counts, at_home)]
-            found.append(Name(name, *shares))
-        if gold_of is not None and self.gold is not None and gold_of[group].sum() >= LEAST_TOKENS:
-            tables = gold_of[group], self.gold.sum(axis=0), self.gold[(home == group) & (self.counts > 0)].sum(axis=0)
-            for place, part in enumerate(self.parts):
-                shares = [float(table[place] / max(table.sum(), 1)) for table in tables]
-                found.append(Name(PARTS_OF_SPEECH.get(part, part), *shares))
+        weights = inside, self.counts, np.where(at_home, self.counts, 0)
+        found = [Name(name, *(_share(of[fits], of) for of in weights)) for name, fits in self._candidates(inside)]
+        if gold_of is not None and self.gold is not None and gold_of.sum() >= LEAST_TOKENS:
+            tables = gold_of, self.gold.sum(axis=0), self.gold[at_home].sum(axis=0)
+            found += [
+                Name(PARTS_OF_SPEECH.get(part, part), *(_share(table[place], table) for table in tables))
+                for place, part in enumerate(self.parts)
+            ]
         best = max(found, key=_says, default=Name("mixed"))
-        if inside.sum() < LEAST_TOKENS or _says(best) <= 0:
-            most = max(found, key=lambda name: name.covers * (name.covers > name.chance), default=Name("mixed"))
-            return Name("mixed", most.covers, most.chance, most.lookup)
-        return best
+        if inside.sum() >= LEAST_TOKENS and _says(best) > 0:
+            return best
+        most = max(found, key=lambda name: name.covers * (name.covers > name.chance), default=Name("mixed"))
+        return replace(most, name="mixed")
 
     def _candidates(self, inside: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
-        """Names, and which tokens each fits, bool ``(vocabulary,)``; of two that say as much the first is taken."""
-        by_kind = np.bincount(self.kind_of[self.seen], weights=inside[self.seen], minlength=len(self.kinds))
-        order = np.argsort(-by_kind, kind="stable")[:KINDS]
-        order = order[by_kind[order] >= LISTED * inside.sum()]
+        """Names, and which kinds each fits, bool ``(kinds,)``; of two that say as much the first is taken."""
+        by_word = np.bincount(self.word_of, weights=inside)
+        order = np.argsort(-by_word, kind="stable")[:LONGEST_LIST]
+        order = order[by_word[order] >= LISTED * inside.sum()]
         for count in range(1, len(order) + 1):
-            chosen = [int(kind) for kind in order[:count]]
-            yield _listed([self.kinds[kind] for kind in chosen]), np.isin(self.kind_of, chosen)
-        yield from self._endings(by_kind)
-        for place, of_profile in enumerate(PROFILE):
-            if of_profile in _PROPERTIES:
-                yield _PROPERTIES[of_profile], self.profiles[:, place]
+            yield _listed([self.words[word] for word in order[:count]]), np.isin(self.word_of, order[:count])
+        yield from self._endings(by_word)
+        yield from self.properties.items()
 
-    def _endings(self, by_kind: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
-        words = [(kind, self.kinds[kind]) for kind in by_kind.nonzero()[0] if self.kinds[kind].isalpha()]
+    def _endings(self, by_word: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
         for length in (4, 3, 2):  # of endings that fit the same tokens, the longest: -ing rather than -ng
-            totals: dict[str, float] = {}
-            kinds: dict[str, int] = {}
-            for kind, word in words:
-                if len(word) >= length:
-                    ending = word[-length:]
-                    totals[ending] = totals.get(ending, 0.0) + by_kind[kind]
-                    kinds[ending] = kinds.get(ending, 0) + 1
-            best = max((ending for ending in totals if kinds[ending] > KINDS), key=lambda e: totals[e], default=None)
-            if best is not None:
-                fitting = [kind for kind, word in enumerate(self.kinds) if word.isalpha() and word.endswith(best)]
-                yield f"words ending in -{best}", np.isin(self.kind_of, fitting)
+            by_ending: dict[str, list[int]] = {}
+            for number, word in self.alphabetic:
+                if by_word[number] and len(word) >= length:
+                    by_ending.setdefault(word[-length:], []).append(number)
+            several = {ending: by_word[some].sum() for ending, some in by_ending.items() if len(some) > LONGEST_LIST}
+            if several:
+                best = max(several, key=lambda ending: several[ending])
+                fitting = [number for number, word in self.alphabetic if word.endswith(best)]
+                yield f"words ending in -{best}", np.isin(self.word_of, fitting)
 
 
 def _says(name: Name) -> float:
@@ -187,8 +147,8 @@ def _says(name: Name) -> float:
     return p * math.log(p / q) + (1 - p) * math.log((1 - p) / (1 - q))
 
 
-def _share(fits: np.ndarray, weights: np.ndarray) -> float:
-    return float(weights[fits].sum() / max(int(weights.sum()), 1))
+def _share(part: np.ndarray, whole: np.ndarray) -> float:
+    return float(part.sum() / max(int(whole.sum()), 1))
 
 
 def _listed(kinds: list[str]) -> str:

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ..adapter import FocusLayer, Seen, focus_layers, observe_attention
-from ..attention import attended_pairs
-from ..attention.definition import bands_of
 from ..evaluate.modes import Mode, attending, device_of
 from ..evaluate.perplexity import token_losses
-from .collect import Window
-from .weights import scores_of, softmax_over
+from .weights import Stretch, stretches
+from .windows import Window
 
 #: Pairs kept of each head.
 PAIRS = 5
@@ -29,58 +27,88 @@ RESTS = 0.05
 NOTHING = 1e4
 
 
-@dataclass(frozen=True)
-class DistantPair:
-    """Two tokens far from each other that attend.
-
-    Args:
-        weight: attention weight, mean over query heads.
-        window: which window.
-        query, key: places in it.
-        group: of the key.
-    """
+class DistantPair(NamedTuple):
+    """Two tokens far from each other that attend: the weight (mean over query heads), the token ids of their window,
+    int64 ``(T,)``, their places in it, the group of the key."""
 
     weight: float
-    window: int
+    ids: np.ndarray
     query: int
     key: int
     group: int
 
 
-@dataclass
 class Reading:
     """What one layer, or one key/value head that routes by itself, reads.
 
     Args:
-        reads: ``(K, bands)``: queries that read a group at a distance.
-        queries: ``(bands,)``: queries that have tokens at that distance.
-        attention: ``(K, bands)``: attention that falls there, summed over queries.
-        sought: attention that goes to distant tokens on which the head does not rest, see `RESTS`.
+        num_groups: ``K``.
+        bands: of distance.
+
+    Attributes:
+        reads: float64 ``(K, bands)``: queries that read a group at a distance.
+        queries: float64 ``(bands,)``: queries that have tokens at that distance.
+        attention: float64 ``(K, bands)``: attention that falls there, summed over queries.
         tokens: queries, near ones included.
         far: queries that have distant tokens; silent: those of them that read none.
         pairs: with most attention, at most one for each query.
     """
 
-    reads: np.ndarray
-    queries: np.ndarray
-    attention: np.ndarray
-    sought: float = 0.0
-    tokens: int = 0
-    far: int = 0
-    silent: int = 0
-    pairs: list[DistantPair] = field(default_factory=list)
+    def __init__(self, num_groups: int, bands: int) -> None:
+        self.reads, self.attention = np.zeros((num_groups, bands)), np.zeros((num_groups, bands))
+        self.queries = np.zeros(bands)
+        self.tokens = self.far = self.silent = 0
+        self.pairs: list[DistantPair] = []
+        self._received: list[tuple[Tensor, Tensor]] = []  # by window: distant attention, and who has them far away
 
     @property
     def looks_far(self) -> float:
-        """Share of all attention with which distant tokens are looked for."""
-        return self.sought / max(self.tokens, 1)
+        """Share of all attention with which distant tokens are looked for: those on which it does not rest."""
+        sought = sum(float(got[got < RESTS * places].sum()) for got, places in self._received)
+        return sought / max(self.tokens, 1)
+
+    def add(self, stretch: Stretch, ids: np.ndarray) -> None:
+        """Add what it does in a stretch of a window with these token ids, int64 ``(T,)``."""
+        members, reads = _members(stretch)
+        is_far = stretch.bands.any(dim=0)
+        far = stretch.weights(stretch.pairs) * is_far
+        for band, here in enumerate(stretch.bands):
+            self.attention[:, band] += ((far * here).sum(dim=0) @ members).cpu().numpy()
+            has = here.any(dim=-1)
+            self.queries[band] += int(has.sum())
+            self.reads[:, band] += reads[has, :, band].sum(dim=0).cpu().numpy()
+        if stretch.start == 0:
+            self._received.append((torch.zeros(len(ids)), torch.zeros(len(ids))))
+        for total, of in zip(self._received[-1], (far, is_far), strict=True):
+            total[: stretch.stop] += of.sum(dim=0).cpu()
+        has = is_far.any(dim=-1)
+        self.tokens += len(has)
+        self.far += int(has.sum())
+        self.silent += int((has & ~(stretch.pairs & is_far).any(dim=-1)).sum())
+        best, keys = far.max(dim=-1)
+        for row in best.topk(min(PAIRS, len(best))).indices.tolist():
+            if best[row] > 0:
+                key = int(keys[row])
+                pair = DistantPair(float(best[row]), ids, stretch.start + row, key, int(members[key].argmax()))
+                self.pairs.append(pair)
+        self.pairs = sorted(self.pairs, key=lambda pair: -pair.weight)[:PAIRS]
+
+
+def _members(stretch: Stretch) -> tuple[Tensor, Tensor]:
+    """How much of each key is each group's, float32 ``(S, K)``, and what queries read, bool ``(Q, K, bands)``."""
+    who, config = stretch.seen.who, stretch.seen.layer.routing_config
+    queries, keys = slice(stretch.start, stretch.stop), slice(0, stretch.stop)
+    if who.memberships is None:
+        head = stretch.head or 0
+        groups = nn.functional.one_hot(who.key_groups[0, head, keys].long(), config.num_groups).float()
+        return groups, who.reads[0, head, queries]
+    members = who.memberships[0, keys]
+    return members.float() / members.sum(dim=-1, keepdim=True).clamp(min=1), members[queries, :, None]
 
 
 @torch.no_grad()
 def what_is_read(model: nn.Module, windows: Sequence[Window]) -> dict[str, Reading]:
-    """Look at the attention of some windows; spells out ``T x T`` weights of one head at a time.
-
-    Distant tokens are those outside the window that are no sink.
+    """Look at the attention of some windows. Distant tokens are those outside the window that are no sink.
 
     Args:
         model: with an active Focus adapter, as it is set.
@@ -90,123 +118,37 @@ def what_is_read(model: nn.Module, windows: Sequence[Window]) -> dict[str, Readi
         By name of the layer or head, as observers know it; empty if every window is too short.
     """
     found: dict[str, Reading] = {}
-    number = 0
+    config = focus_layers(model)[0].routing_config
 
     def look(seen: Seen) -> None:
-        allowed = attended_pairs(seen.who.sequence(0))[0]
-        query_heads, key_heads = seen.query.shape[1], seen.key.shape[1]
-        if not seen.layer.routing_config.by_cells:
-            _add(found, seen.layer.name, seen, 0, range(query_heads), allowed, number)
-            return
-        for head in range(key_heads):
-            per = query_heads // key_heads
-            own = range(head * per, (head + 1) * per)
-            _add(found, f"{seen.layer.name}.{head}", seen, head, own, allowed, number)
+        for stretch in stretches(seen, seen.who.pattern):
+            reading = found.setdefault(stretch.name, Reading(config.num_groups, len(stretch.bands)))
+            reading.add(stretch, window.ids.numpy())
 
     with attending(model, Mode("hard")), observe_attention(model, look):
-        for number, window in enumerate(windows):  # noqa: B007  (the observer reads it)
-            if len(window.ids) > focus_layers(model)[0].routing_config.dense_length:
+        for window in windows:
+            if len(window.ids) > config.dense_length:
                 model(input_ids=window.ids[None].to(device_of(model)), use_cache=False)
     return found
-
-
-def _add(
-    found: dict[str, Reading], name: str, seen: Seen, head: int, queries: range, allowed: Tensor, number: int
-) -> None:
-    """Add what one head reads in a window, or all heads of a layer alike.
-
-    Args:
-        found: by name.
-        name: whose.
-        seen: the call.
-        head: which key/value head; the first stands for all that route alike.
-        queries: the query heads.
-        allowed: pairs, bool ``(1 or H_kv or H, T, T)``.
-        number: of the window.
-    """
-    pattern, count = seen.who.pattern, seen.query.shape[2]
-    place = torch.arange(count, device=seen.query.device)
-    gap = place[:, None] - place[None]
-    distant = (gap > pattern.local_window) & (place[None] >= pattern.sink_tokens)
-    band = bands_of(gap, pattern)
-    weights = _weights(seen, queries, allowed)
-    pairs = allowed[_row(queries[0], allowed, seen.query)]
-    members, reads = _members(seen, head)
-    far = weights * distant
-    num_bands = reads.shape[-1]
-    reading = found.setdefault(
-        name,
-        Reading(
-            np.zeros((members.shape[1], num_bands)),
-            np.zeros(num_bands),
-            np.zeros((members.shape[1], num_bands)),
-        ),
-    )
-    for b in range(num_bands):
-        here = distant & (band == b)
-        reading.attention[:, b] += ((far * here).sum(dim=0) @ members).cpu().numpy()
-        has = here.any(dim=-1)
-        reading.queries[b] += int(has.sum())
-        reading.reads[:, b] += reads[has, :, b].sum(dim=0).cpu().numpy()
-    received = far.sum(dim=0)
-    reading.sought += float(received[received < RESTS * distant.sum(dim=0)].sum())
-    has = distant.any(dim=-1)
-    reading.tokens += count
-    reading.far += int(has.sum())
-    reading.silent += int((has & ~(pairs & distant).any(dim=-1)).sum())
-    best, keys = far.max(dim=-1)
-    for query in best.topk(min(PAIRS, count)).indices.tolist():
-        if best[query] > 0:
-            key = int(keys[query])
-            reading.pairs.append(DistantPair(float(best[query]), number, query, key, int(members[key].argmax())))
-    reading.pairs.sort(key=lambda pair: -pair.weight)
-    del reading.pairs[PAIRS:]
-
-
-def _members(seen: Seen, head: int) -> tuple[Tensor, Tensor]:
-    """How much of each key is each group's, float ``(S, K)``, and what queries read, bool ``(Q, K, bands)``."""
-    who, config = seen.who, seen.layer.routing_config
-    if who.memberships is None:
-        groups = torch.nn.functional.one_hot(who.key_groups[0, head].long(), config.num_groups).float()
-        return groups, who.reads[0, head]
-    members = who.memberships[0]
-    return members.float() / members.sum(dim=-1, keepdim=True).clamp(min=1), members[..., None]
-
-
-def _weights(seen: Seen, queries: range, allowed: Tensor) -> Tensor:
-    """Attention weights, mean over these query heads: float32 ``(T, T)``."""
-    whole, total = slice(0, seen.query.shape[2]), torch.zeros(allowed.shape[-2:], device=seen.query.device)
-    for head in queries:
-        scores = scores_of(seen, head, whole, whole)
-        total += softmax_over(seen, head, scores, allowed[_row(head, allowed, seen.query)])
-    return total / len(queries)
-
-
-def _row(head: int, allowed: Tensor, query: Tensor) -> int:
-    """Where the pairs of a query head are."""
-    return head * len(allowed) // query.shape[1]
 
 
 @contextmanager
 def reading_nothing(layer: FocusLayer, head: int | None) -> Iterator[None]:
     """Within the block one key/value head attends to its window and sinks only; of shared routing the whole layer."""
-    if head is None:
-        before = layer.mode
-        layer.mode = "local"
-        try:
-            yield
-        finally:
-            layer.mode = before
-        return
-    offset = layer.focus_offset[str(layer.routing_adapter)]
-    kept = offset[head].item()
-    with torch.no_grad():
-        offset[head] = NOTHING
+
+    def turn(mode: str | None, offset: float) -> None:
+        if head is None:
+            layer.mode = mode
+            return
+        with torch.no_grad():
+            layer.focus_offset[str(layer.routing_adapter)][head] = offset
+
+    before = layer.mode, 0.0 if head is None else layer.focus_offset[str(layer.routing_adapter)][head].item()
+    turn("local", NOTHING)
     try:
         yield
     finally:
-        with torch.no_grad():
-            offset[head] = kept
+        turn(*before)
 
 
 def loss_without(

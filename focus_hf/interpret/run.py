@@ -13,12 +13,11 @@ from ..adapter import FocusConfig, focus_layers
 from ..adapter.discovery import find_attention
 from ..machine import measured_with
 from ..records.group_report import GroupReport
-from .collect import Window, collect
-from .facts import STRIP, Words, layer_facts
-from .naming import Namer
+from .collect import collect
+from .facts import STRIP, ReadText, layer_facts
 from .reading import loss_without, what_is_read
 from .treebank import Treebank, read_treebank
-from .windows import Gold, text_windows, treebank_windows
+from .windows import Window, gold_windows, text_windows
 
 #: Heads that a report describes where each has groups of its own: those that look for distant tokens most.
 MOST_HEADS = 24
@@ -59,46 +58,45 @@ def group_report(
     Raises:
         ValueError: no text, a treebank without a readable sentence, or a tokenizer that cannot be aligned with it.
     """
-    positions = getattr(model.config, "max_position_embeddings", None)
-    window = window if positions is None else min(window, positions)
-    gold: Gold | None = None
+    window = min(window, getattr(model.config, "max_position_embeddings", None) or window)
+    facts: dict[str, Any] = {}
     windows: list[Window] = []
-    if isinstance(texts_or_treebank, Treebank | os.PathLike):
-        treebank = texts_or_treebank
-        if isinstance(treebank, os.PathLike):
-            name, treebank = name or Path(treebank).name, read_treebank(treebank)
-        gold = treebank_windows(tokenizer, treebank, window)
-        windows += gold.windows
+    parts: list[str] = []
+    if isinstance(texts_or_treebank, os.PathLike):
+        name = name or Path(texts_or_treebank).name
+        texts_or_treebank = read_treebank(texts_or_treebank)
+    if isinstance(texts_or_treebank, Treebank):
+        documents, skipped = texts_or_treebank.documents, texts_or_treebank.skipped
+        parts = sorted({word.upos for document in documents for word in document.words})
+        windows += gold_windows(tokenizer, documents, parts, window)
+        words = sum(len(document.words) for document in documents)
+        facts = {"words": words, "skipped": len(skipped), "first_skipped": skipped[:5]}
     else:
         texts = [texts_or_treebank] if isinstance(texts_or_treebank, str) else [*texts_or_treebank, *texts]
-    if texts or gold is None:
+    if texts or not parts:
         windows += text_windows(tokenizer, texts, window)
+    if not windows:
+        raise ValueError("There is no text to look at.")
     longest = sorted(windows, key=lambda one: -len(one.ids))[:WEIGHED]
     reading = what_is_read(model, longest)
     by_far = sorted(reading, key=lambda one: -reading[one].looks_far)
-    by_head = focus_layers(model)[0].routing_config.by_cells
-    chosen = set(by_far[: heads or MOST_HEADS]) if by_head and by_far else None
-    lost = loss_without(model, [one for one in reading if chosen is None or one in chosen], longest[:ABLATED], tick)
-    found = collect(model, windows, parts=0 if gold is None else len(gold.parts), only=chosen, tick=tick)
-    words = Words(tokenizer, found)
-    parts = () if gold is None else tuple(gold.parts)
-    namer = Namer(words.texts, words.profiles, words.counts, found.gold_by_token, parts)
     config = focus_layers(model)[0].routing_config
-    facts: dict[str, Any] = {"name": name, "revision": revision, "tokens": found.tokens, "window": window}
-    if gold is not None:
-        facts |= {"words": gold.words, "skipped": len(gold.skipped), "first_skipped": gold.skipped[:5]}
+    chosen = set(by_far[: heads or MOST_HEADS]) if config.by_cells and by_far else None
+    lost = loss_without(model, [one for one in reading if chosen is None or one in chosen], longest[:ABLATED], tick)
+    routed = collect(model, windows, only=chosen, tick=tick)
+    text = ReadText(tokenizer, windows, parts, groups=config.num_groups * len(routed))
     layers = [
-        layer_facts(layer, found, words, namer, reading.get(layer.name), lost.get(layer.name), longest, seed + number)
-        for number, layer in enumerate(found.layers)
+        layer_facts(one, text, reading.get(one.name), lost.get(one.name), seed + number)
+        for number, one in enumerate(routed)
     ]
     return GroupReport(
         num_groups=config.num_groups,
         top_k=config.top_k,
-        text=facts,
+        text={"name": name, "revision": revision, "tokens": len(text.ids), "window": window, **facts},
         layers=layers,
         bands=config.pattern.band_starts(),
         setting=setting_of(config),
-        strip=[words.shown(token) for token in found.ids[:STRIP]],
+        strip=[text.shown[kind] for kind in text.kind[:STRIP]],
         base_model=config.base_model_name_or_path,
         attention_layers=sum(1 for _ in find_attention(model)),
         routed_layers=len(focus_layers(model)),

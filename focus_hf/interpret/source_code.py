@@ -6,20 +6,12 @@ import ast
 import io
 import keyword
 import tokenize
+from itertools import accumulate
 
-from .document import Document, Word
+from .windows import Document, Word
 
-#: What a word is, by its token's name in `tokenize`; of operators and names see below.
-_KINDS = {
-    "NUMBER": "NUMBER",
-    "STRING": "STRING",
-    "FSTRING_START": "STRING",
-    "FSTRING_MIDDLE": "STRING",
-    "FSTRING_END": "STRING",
-    "COMMENT": "COMMENT",
-    "NEWLINE": "NEWLINE",
-    "NL": "NEWLINE",
-}
+#: What a word is, by its token's name in `tokenize`, where that is not the same; of operators and names see below.
+_KINDS = {"NL": "NEWLINE", "FSTRING_START": "STRING", "FSTRING_MIDDLE": "STRING", "FSTRING_END": "STRING"}
 
 #: Line and column of the first character, as `ast` counts them: columns are bytes.
 _Place = tuple[int, int]
@@ -41,10 +33,10 @@ def read_python(source: str) -> Document:
     except (SyntaxError, tokenize.TokenError, RecursionError) as error:
         raise ValueError(f"no Python that this version reads ({error})") from None
     lines = list(io.StringIO(source))
-    starts = [0]
-    for line in lines:
-        starts.append(starts[-1] + len(line))
-    roles, imports = _roles(tree), _lines_of_imports(tree)
+    starts = list(accumulate(map(len, lines), initial=0))
+    roles = _roles(tree)
+    statements = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+    imports = {line for node in statements for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)}
     words: list[Word] = []
     before = ""
     for token in tokens:
@@ -71,7 +63,8 @@ def _kind(token: tokenize.TokenInfo) -> str | None:
         return "OPEN" if token.string in "([{" else "CLOSE" if token.string in ")]}" else "OPERATOR"
     if name == "NAME":
         return "KEYWORD" if keyword.iskeyword(token.string) else "NAME"
-    return _KINDS.get(name)
+    kind = _KINDS.get(name, name)
+    return kind if kind in ("NUMBER", "STRING", "COMMENT", "NEWLINE") else None
 
 
 def _roles(tree: ast.AST) -> dict[_Place, str]:
@@ -96,8 +89,3 @@ def _last_name(node: ast.expr) -> _Place:
     if isinstance(node, ast.Attribute) and node.end_lineno is not None and node.end_col_offset is not None:
         return node.end_lineno, node.end_col_offset - len(node.attr.encode())
     return node.lineno, node.col_offset
-
-
-def _lines_of_imports(tree: ast.AST) -> set[int]:
-    statements = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
-    return {line for node in statements for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)}

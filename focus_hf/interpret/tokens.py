@@ -1,32 +1,19 @@
-"""What a token looks like: how it is shown, and its orthographic profile."""
+"""What a token looks like: how it is shown, and properties of its text."""
 
 from __future__ import annotations
 
 import unicodedata
-from typing import Any
 
-import numpy as np
+#: Properties of a token's text, as people call them. Several can hold.
+PROPERTIES = (
+    "punctuation", "numbers", "capitalised words", "starts of words", "inner parts of words", "line breaks and spaces",
+)  # fmt: skip
 
-#: Properties of a token's text. Several can hold.
-PROFILE = ("punctuation", "digits", "capitalised", "word-initial", "sub-word", "whitespace", "other")
-
-#: Characters shown of a long token.
-_LONGEST = 32
+_NAMED = {" ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍"}
 
 
-def token_texts(tokenizer: Any, token_ids: np.ndarray) -> dict[int, str]:
-    """Each token's text as it stands in a sentence, with its leading space."""
-    return {int(i): tokenizer.decode([int(i)], clean_up_tokenization_spaces=False) for i in token_ids}
-
-
-def raw_tokens(tokenizer: Any, token_ids: np.ndarray) -> dict[int, str]:
-    """Each token as the vocabulary writes it, from which one sees whether it starts a word."""
-    ids = [int(i) for i in token_ids]
-    return dict(zip(ids, map(str, tokenizer.convert_ids_to_tokens(ids)), strict=True))
-
-
-def profile(text: str, raw: str) -> tuple[bool, ...]:
-    """Which of `PROFILE` hold.
+def properties(text: str, raw: str) -> set[str]:
+    """Which of `PROPERTIES` hold.
 
     Args:
         text: decoded.
@@ -35,40 +22,24 @@ def profile(text: str, raw: str) -> tuple[bool, ...]:
     """
     bare = text.strip()
     if not bare:
-        return (False, False, False, False, False, True, False)
+        return {"line breaks and spaces"}
     is_word = any(character.isalpha() for character in bare)
     starts = raw.startswith(("Ġ", "▁", " ")) or (text != bare and text[:1].isspace())
     starts = starts and not raw.startswith("##")
-    punctuation = "\ufffd" not in bare and all(unicodedata.category(character)[0] in "PS" for character in bare)
+    signs = "\ufffd" not in bare and all(unicodedata.category(character)[0] in "PS" for character in bare)
     digits = all(character.isdigit() for character in bare)
-    properties = (
-        punctuation,
-        digits,
-        is_word and bare[0].isupper(),
-        is_word and starts,
-        is_word and not starts,
-        False,
-    )
-    return (*properties, not any(properties))
+    hold = (signs, digits, is_word and bare[0].isupper(), is_word and starts, is_word and not starts)
+    return {name for name, holds in zip(PROPERTIES, hold, strict=False) if holds}
 
 
-def display(text: str, longest: int = _LONGEST) -> str:
+def display(text: str, longest: int = 32) -> str:
     """A token as visible text: spaces, line breaks, control and direction-changing characters by their names.
 
     The result still has to be escaped for where it is shown (Markdown, HTML).
     """
-    shown = []
-    for character in text:
-        if character == " ":
-            shown.append("␣")
-        elif character in _NAMED:
-            shown.append(_NAMED[character])
-        elif unicodedata.category(character)[0] in "CZ":
-            shown.append(f"⟨U+{ord(character):04X}⟩")
-        else:
-            shown.append(character)
-    whole = "".join(shown)
+    whole = "".join(_NAMED.get(character) or _coded(character) for character in text)
     return whole if len(whole) <= longest else whole[: longest - 1] + "…"
 
 
-_NAMED = {"\n": "⏎", "\t": "⇥", "\r": "␍"}
+def _coded(character: str) -> str:
+    return f"⟨U+{ord(character):04X}⟩" if unicodedata.category(character)[0] in "CZ" else character

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from .document import Document, Word
 from .source_code import read_python
+from .windows import Document, Word
 
 
 @dataclass
@@ -21,7 +22,7 @@ class Treebank:
         skipped: sentences that could not be read: line and cause.
     """
 
-    documents: list[Document]
+    documents: list[Document] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
 
 
@@ -34,58 +35,43 @@ def read_treebank(*paths: str | os.PathLike[str]) -> Treebank:
         ValueError: nothing could be read.
         OSError: a file cannot be read.
     """
-    documents: list[Document] = []
-    skipped: list[str] = []
+    found = Treebank()
     for path in map(Path, paths):
-        read = _read_python if path.suffix == ".py" else _read_file
-        read(path, documents, skipped)
-    documents = [document for document in documents if document.words]
-    if not documents:
-        cause = f" The first error: {skipped[0]}." if skipped else ""
+        text = path.read_text(encoding="utf-8", errors="replace")
+        if path.suffix != ".py":
+            _read_conllu(text, path.name, found)
+            continue
+        try:
+            found.documents.append(read_python(text))
+        except ValueError as error:
+            found.skipped.append(f"{path.name}: {error}")
+    found.documents = [document for document in found.documents if document.words]
+    if not found.documents:
+        cause = f" The first error: {found.skipped[0]}." if found.skipped else ""
         raise ValueError(f"{', '.join(Path(path).name for path in paths)}: no sentence could be read.{cause}")
-    return Treebank(documents, skipped)
+    return found
 
 
-def _read_file(path: Path, documents: list[Document], skipped: list[str]) -> None:
-    documents.append(Document(""))
-    for line, block in _blocks(path.read_text(encoding="utf-8", errors="replace")):
-        if any(row.startswith("# newdoc") for row in block):
-            documents.append(Document(""))
-        for place, row in enumerate(block):
-            if not row.startswith("#") and row.count("\t") != 9:
-                columns = row.count("\t") + 1
-                skipped.append(f"{path.name}, line {line + place}: {columns} columns, expected 10 with tabs between")
-                break
-        else:
-            _read_sentence(documents[-1], block, f"{path.name}, line {line}", skipped)
-
-
-def _read_python(path: Path, documents: list[Document], skipped: list[str]) -> None:
-    try:
-        documents.append(read_python(path.read_text(encoding="utf-8", errors="replace")))
-    except ValueError as error:
-        skipped.append(f"{path.name}: {error}")
-
-
-def _read_sentence(document: Document, block: list[str], place: str, skipped: list[str]) -> None:
+def _read_conllu(text: str, name: str, found: Treebank) -> None:
     from conllu import parse
 
-    try:
-        (sentence,) = parse("\n".join(block) + "\n\n")
-        _append(document, sentence)
-    except Exception as error:  # noqa: BLE001  (the parser raises several kinds, all of them about the text)
-        skipped.append(f"{place}: {str(error).splitlines()[0] if str(error) else 'no words'}")
-
-
-def _blocks(text: str) -> Iterator[tuple[int, list[str]]]:
-    """Sentences: the number of the first line, and the lines."""
-    block: list[str] = []
-    for number, row in enumerate([*text.split("\n"), ""], 1):
-        if row.strip():
-            block.append(row)
-        elif block:
-            yield number - len(block), block
-            block = []
+    found.documents.append(Document(""))
+    for is_sentence, numbered in groupby(enumerate(text.split("\n"), 1), key=lambda row: bool(row[1].strip())):
+        if not is_sentence:
+            continue
+        lines, block = zip(*numbered, strict=True)
+        if any(row.startswith("# newdoc") for row in block):
+            found.documents.append(Document(""))
+        columns = [10 if row.startswith("#") else row.count("\t") + 1 for row in block]
+        if wrong := [(line, count) for line, count in zip(lines, columns, strict=True) if count != 10]:
+            line, count = wrong[0]
+            found.skipped.append(f"{name}, line {line}: {count} columns, expected 10 with tabs between")
+            continue
+        try:
+            (sentence,) = parse("\n".join(block) + "\n\n")
+            _append(found.documents[-1], sentence)
+        except Exception as error:  # noqa: BLE001  (the parser raises several kinds, all of them about the text)
+            found.skipped.append(f"{name}, line {lines[0]}: {(str(error).splitlines() or ['no words'])[0]}")
 
 
 def _append(document: Document, sentence: Any) -> None:
@@ -94,8 +80,8 @@ def _append(document: Document, sentence: Any) -> None:
     Raises:
         ValueError: its words are not in its text, or lack their parts of speech.
     """
-    rows = _surface(sentence)
-    text = sentence.metadata.get("text") or _spelled(rows)
+    rows = list(_surface(sentence))
+    text = sentence.metadata.get("text") or "".join(form + space for form, space, _ in rows).rstrip()
     separator = "\n" if document.text else ""
     shift = len(document.text) + len(separator)
     words: list[Word] = []
@@ -115,47 +101,15 @@ def _append(document: Document, sentence: Any) -> None:
     document.words += words
 
 
-def _surface(sentence: Any) -> list[tuple[str, bool, list[Any]]]:
-    """Tokens as written: form, whether a space follows, and the syntactic words in it (two in "don't")."""
-    rows: list[tuple[str, bool, list[Any]]] = []
-    covered: set[int] = set()
+def _surface(sentence: Any) -> Iterator[tuple[str, str, list[Any]]]:
+    """Tokens as written: form, the space that follows, and the syntactic words in it (two in "don't")."""
     members = {token["id"]: token for token in sentence if isinstance(token["id"], int)}
+    covered: set[int] = set()
     for token in sentence:
-        identifier = token["id"]
-        space = (token["misc"] or {}).get("SpaceAfter") != "No"
-        if isinstance(identifier, tuple):
-            if identifier[1] != "-":
-                continue  # an empty node, which is not written
-            span = range(identifier[0], identifier[2] + 1)
+        number = token["id"]
+        span = range(number[0], number[2] + 1) if isinstance(number, tuple) else range(number, number + 1)
+        is_empty = isinstance(number, tuple) and number[1] != "-"  # an empty node, which is not written
+        if not is_empty and span[0] not in covered:
             covered.update(span)
-            rows.append((token["form"], space, [members[number] for number in span]))
-        elif identifier not in covered:
-            rows.append((token["form"], space, [token]))
-    return rows
-
-
-def _spelled(rows: Sequence[tuple[str, bool, list[Any]]]) -> str:
-    return "".join(form + (" " if space else "") for form, space, _ in rows).rstrip()
-
-
-def align(offsets: Sequence[tuple[int, int]], words: Sequence[Word]) -> list[int]:
-    """For each sub-word token the index of the word that it overlaps most, -1 for none.
-
-    Args:
-        offsets: start and stop of each token in the text, in order.
-        words: of the text, in order.
-    """
-    result = []
-    first = 0
-    for start, stop in offsets:
-        while first < len(words) and words[first].stop <= start:
-            first += 1
-        best, best_overlap = -1, 0
-        index = first
-        while index < len(words) and words[index].start < stop:
-            overlap = min(stop, words[index].stop) - max(start, words[index].start)
-            if overlap > best_overlap:
-                best, best_overlap = index, overlap
-            index += 1
-        result.append(best)
-    return result
+            space = "" if (token["misc"] or {}).get("SpaceAfter") == "No" else " "
+            yield token["form"], space, [members[member] for member in span]

@@ -1,54 +1,65 @@
-"""Texts and treebanks as windows of tokens with their parts of speech."""
+"""Texts as windows of tokens; where words have known kinds, each token with the kind of its word."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from .collect import Window
-from .treebank import Treebank, align
+
+@dataclass(frozen=True)
+class Word:
+    """A syntactic word.
+
+    Args:
+        start, stop: characters of its form in the document's text; words of one multi-word token share them.
+        upos: universal part of speech; of code what `read_python` calls a word.
+    """
+
+    start: int
+    stop: int
+    upos: str
 
 
 @dataclass
-class Gold:
-    """A treebank as it is read.
+class Document:
+    """A text and its words, in order."""
 
-    Args:
-        parts: names of its parts of speech.
-        windows: tokens with their parts of speech.
-        words: words read.
-        skipped: sentences that could not be read.
-    """
-
-    parts: list[str]
-    windows: list[Window]
-    words: int
-    skipped: list[str] = field(default_factory=list)
+    text: str
+    words: list[Word] = field(default_factory=list)
 
 
-def text_windows(tokenizer: Any, texts: Sequence[str], length: int) -> Iterator[Window]:
-    """Windows of at most ``length`` tokens of each text; the last one of a text may be shorter.
+@dataclass(frozen=True)
+class Window:
+    """A stretch of text: token ids, int64 ``(T,)``, and each token's part of speech by number, -1 for none; ``None``
+    for plain text."""
+
+    ids: Tensor
+    gold: np.ndarray | None = None
+
+
+def text_windows(tokenizer: Any, texts: Sequence[str], length: int) -> list[Window]:
+    """Windows of 2 to ``length`` tokens of each text.
 
     Raises:
         ValueError: all texts together are shorter than two tokens.
     """
-    found = False
+    windows = []
     for text in texts:
         ids = torch.tensor(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"], dtype=torch.long)
-        for window in ids.split(length):
-            if window.numel() > 1:
-                found = True
-                yield Window(window)
-    if not found:
+        windows += [Window(part) for part in ids.split(length) if len(part) > 1]
+    if not windows:
         raise ValueError("The text has fewer than two tokens; give more.")
+    return windows
 
 
-def treebank_windows(tokenizer: Any, treebank: Treebank, length: int) -> Gold:
-    """Windows of a treebank's documents, each token with the part of speech of the word that it belongs to.
+def gold_windows(tokenizer: Any, documents: Sequence[Document], parts: Sequence[str], length: int) -> list[Window]:
+    """Windows of documents, as of `text_windows`, each token with the part of speech of the word that it belongs to:
+    its number in ``parts``.
 
     Raises:
         ValueError: the tokenizer cannot tell where its tokens stand in the text.
@@ -58,27 +69,38 @@ def treebank_windows(tokenizer: Any, treebank: Treebank, length: int) -> Gold:
             f"{type(tokenizer).__name__} does not say where its tokens stand in the text, which a treebank needs. "
             "Load a fast tokenizer, or use plain text."
         )
-    words = [word for document in treebank.documents for word in document.words]
-    parts = sorted({word.upos for word in words})
+    number = {part: place for place, part in enumerate(parts)}
     windows = []
-    for document in treebank.documents:
+    for document in documents:
         coded = tokenizer(document.text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
         ids = torch.tensor(coded["input_ids"], dtype=torch.long)
-        owners = align(_without_spaces(coded["offset_mapping"], document.text), document.words)
-        gold = np.array([-1 if owner < 0 else parts.index(document.words[owner].upos) for owner in owners])
-        for start in range(0, len(ids), length):
-            part = slice(start, start + length)
-            if len(ids[part]) > 1:
-                windows.append(Window(ids[part], gold[part]))
-    return Gold(parts, windows, len(words), treebank.skipped)
+        owners = align([_without_spaces(document.text, *place) for place in coded["offset_mapping"]], document.words)
+        gold = np.array([-1 if owner < 0 else number[document.words[owner].upos] for owner in owners])
+        stretches = (slice(start, start + length) for start in range(0, len(ids) - 1, length))
+        windows += [Window(ids[stretch], gold[stretch]) for stretch in stretches]
+    return windows
 
 
-def _without_spaces(offsets: Sequence[tuple[int, int]], text: str) -> list[tuple[int, int]]:
+def _without_spaces(text: str, start: int, stop: int) -> tuple[int, int]:
     """Byte-level tokens take the space before a word with them, which belongs to no word; all else is as it was."""
-    trimmed = []
+    bare = text[start:stop].lstrip()
+    return (stop - len(bare), stop) if bare else (start, stop)
+
+
+def align(offsets: Sequence[tuple[int, int]], words: Sequence[Word]) -> list[int]:
+    """For each sub-word token, by its start and stop in the text, the index of the word that it overlaps most, -1 for
+    none; both are in order."""
+    result = []
+    first = 0
     for start, stop in offsets:
-        first = start
-        while first < stop and text[first].isspace():
+        while first < len(words) and words[first].stop <= start:
             first += 1
-        trimmed.append((first if first < stop else start, stop))
-    return trimmed
+        best, best_overlap = -1, 0
+        index = first
+        while index < len(words) and words[index].start < stop:
+            overlap = min(stop, words[index].stop) - max(start, words[index].start)
+            if overlap > best_overlap:
+                best, best_overlap = index, overlap
+            index += 1
+        result.append(best)
+    return result

@@ -8,7 +8,7 @@ from typing import Any
 #: Names of groups that no name fits, and that hold no token.
 NAMELESS = ("mixed", "empty")
 
-#: Of a group's attention, what falls within the distances that are told of it.
+#: Of the far attention to a group, what falls within the distances that are told of it.
 MOST = 2 / 3
 
 
@@ -82,11 +82,31 @@ class LayerFacts:
         return self.name if self.head is None else f"{self.name.removesuffix(f'.{self.head}')}, head {self.head}"
 
     @property
-    def short_title(self) -> str:
+    def numbers(self) -> list[str]:
         """The layer's number, if its name has one, and the head's."""
-        numbers = [part for part in self.name.split(".") if part.isdigit()]
-        short = f"layer {numbers[0]}" if numbers else self.name[-16:]
+        return [part for part in self.name.split(".") if part.isdigit()]
+
+    @property
+    def short_title(self) -> str:
+        """The same for people."""
+        short = f"layer {self.numbers[0]}" if self.numbers else self.name[-16:]
         return short if self.head is None else f"{short}, head {self.head}"
+
+    @property
+    def told_loss(self) -> str:
+        """Nats per token; empty if not measured."""
+        return "" if self.loss is None else f"{self.loss:+.4f}"
+
+    @property
+    def told_silent(self) -> str:
+        """In per cent; empty if not measured."""
+        return "" if self.silent is None else f"{100 * self.silent:.0f} %"
+
+    @property
+    def nmi(self) -> list[float]:
+        """Agreement with parts of speech of the groups, of random ones and of a look-up; empty for plain text."""
+        found = self.agreement.get("upos")
+        return [float(found[which]["nmi"]) for which in ("groups", "random", "lookup")] if found else []
 
     @property
     def largest(self) -> float:
@@ -126,9 +146,8 @@ class LayerFacts:
         """
         row = self.attention[group]
         for width in range(1, len(row) + 1):
-            sums = [sum(row[first : first + width]) for first in range(len(row) - width + 1)]
-            best = max(range(len(sums)), key=lambda first: sums[first])
-            if sums[best] >= MOST * sum(row):
+            most, best = max((sum(row[first : first + width]), -first) for first in range(len(row) - width + 1))
+            if most >= MOST * sum(row):
                 break
-        last = best + width
-        return starts[best] + 1, starts[last] if last < len(starts) else None
+        first, last = -best, width - best
+        return starts[first] + 1, starts[last] if last < len(starts) else None

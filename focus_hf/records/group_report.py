@@ -12,6 +12,7 @@ from typing import Any
 
 from ..escape import one_line
 from ..files import write_atomically
+from .adapter_files import GROUPS_FILE
 from .group_facts import NAMELESS, GroupFacts, LayerFacts
 from .group_markdown import render
 from .typed import check_types
@@ -65,10 +66,9 @@ class GroupReport:
             todo = "upgrade focus_hf" if self.schema > SCHEMA else "make it again: focus-hf groups --write"
             raise ValueError(f"This group report has schema {self.schema}, expected {SCHEMA}; {todo}")
         for layer in self.layers:
-            if len(layer.groups) != self.num_groups:
-                raise ValueError(
-                    f"{layer.name} has {len(layer.groups)} groups in the report, expected {self.num_groups}."
-                )
+            count = len(layer.groups)
+            if count != self.num_groups:
+                raise ValueError(f"{layer.name} has {count} groups in the report, expected {self.num_groups}.")
             total = sum(group.share for group in layer.groups)
             if not 0.99 <= total <= 1.01:
                 raise ValueError(f"Shares of the groups of {layer.name} add up to {total:.3f}, expected 1.")
@@ -114,20 +114,22 @@ class GroupReport:
             found, schema = values.pop("layers"), values.get("schema", 0)
             if schema != SCHEMA:  # an older one has other entries
                 cls(0, 0, {}, [], schema=schema)
-            layers = [
-                LayerFacts(**{**layer, "groups": [GroupFacts(**group) for group in layer["groups"]]})
-                for layer in found
-            ]
+            layers = [LayerFacts(**layer | {"groups": [GroupFacts(**g) for g in layer["groups"]]}) for layer in found]
             if unknown := values.keys() - {f.name for f in fields(cls)}:
                 raise ValueError(f"unknown entry {sorted(unknown)[0]!r}")
-            groups = [group for layer in layers for group in layer.groups]
-            for record in (*groups, *layers):
+            for record in (*(group for layer in layers for group in layer.groups), *layers):
                 check_types(record)
             report = cls(layers=layers, **values)
             check_types(report)
             return report
         except (TypeError, KeyError, AttributeError, ValueError, RecursionError) as error:
             raise ValueError(f"{path} is not a group report that can be read: {one_line(str(error))}") from None
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike[str]) -> GroupReport | None:
+        """Read it from an adapter's folder, see `from_json`; ``None`` if there is none."""
+        path = Path(folder) / GROUPS_FILE
+        return cls.from_json(path) if path.is_file() else None
 
     def to_markdown(self, figures: Collection[str] = ()) -> str:
         """The report as Markdown for a card; everything from outside is escaped.

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 #: What may become of a claim. Only ``DIFFERS`` speaks against the card.
 HOLDS, DIFFERS, UNCHECKED = "holds", "differs", "not checked"
@@ -12,15 +11,8 @@ HOLDS, DIFFERS, UNCHECKED = "holds", "differs", "not checked"
 
 @dataclass(frozen=True)
 class Claim:
-    """One claim.
-
-    Args:
-        what: it is about.
-        claimed: as the card has it.
-        measured: here, ``None`` where nothing was.
-        verdict: one of the three above.
-        note: why, where it is not plain.
-    """
+    """What it is about, as the card has it, as measured here (``None`` where nothing was), one of the three verdicts
+    above, and why, where that is not plain."""
 
     what: str
     claimed: str
@@ -28,19 +20,21 @@ class Claim:
     verdict: str
     note: str = ""
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def same(what: str, claimed: object, measured: object, note: str = "") -> Claim:
     """A claim that holds if both are equal."""
     return Claim(what, str(claimed), str(measured), HOLDS if claimed == measured else DIFFERS, note)
 
 
-def close(what: str, claimed: float, measured: float, tolerance: float, form: str = "{:.4g}", note: str = "") -> Claim:
+def close(what: str, claimed: float, measured: float, tolerance: float, form: str = "{:.4f}", note: str = "") -> Claim:
     """A claim that holds if the numbers are at most ``tolerance`` apart."""
     verdict = HOLDS if abs(claimed - measured) <= tolerance else DIFFERS
     return Claim(what, form.format(claimed), form.format(measured), verdict, note)
+
+
+def at_most(what: str, off: float, tolerance: float) -> Claim:
+    """A claim that holds if what is measured is off by ``tolerance`` at most."""
+    return close(f"{what}, off by", 0.0, off, tolerance)
 
 
 def unchecked(what: str, claimed: object, why: str) -> Claim:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,65 +15,44 @@ from ..card import FocusModelCard
 from ..card.figures import DIAL, dial_points
 from ..card.read import is_ours, read_card
 from ..card.sections import CardText, Section
-from ..records import AdapterConfig, GroupReport, Results, TokenSample
-from ..records.adapter_files import GROUPS_FILE, WEIGHTS_FILE, weights_hash
+from ..records import GroupReport, TokenSample, load_results, read_config
+from ..records.adapter_files import WEIGHTS_FILE, weights_hash
 from ..records.group_markdown import HEADS, picture, picture_data
 from ..records.pictures import digest, digest_in
 from .claims import DIFFERS, HOLDS, Claim, same, unchecked
 
 
-def check_files(
-    folder: Path,
-    config: AdapterConfig,
-    results: Results | None,
-    report: GroupReport | None,
-    sample: TokenSample | None,
-) -> Iterator[Claim]:
-    """Checksums, parameters, and whether the text of the card is what its data says.
-
-    Args:
-        folder: of the adapter, all files checked.
-        config, results, report, sample: from its files.
-    """
-    here = weights_hash(folder)
-    recorded = {"quality": results, "group report": report, "sample": sample}
+def check_files(folder: Path) -> Iterator[Claim]:
+    """Checksums, parameters, and whether text and pictures of the card are what the folder's data says."""
+    here, config = weights_hash(folder), read_config(folder)
+    results, report = load_results(folder), GroupReport.load(folder)
+    recorded = {"quality": results, "group report": report, "sample": TokenSample.load(folder)}
     hashes = {what: found.weights_sha256 for what, found in recorded.items() if found is not None}
     for what, known in hashes.items():
-        if known and known != here:
-            yield same(f"weights that the {what} belongs to", known[:16], here[:16], "SHA-256")
-        elif not known:
+        if not known:
             yield unchecked(f"weights that the {what} belongs to", "", "recorded without a checksum")
+        elif known != here:
+            yield same(f"weights that the {what} belongs to", known[:16], here[:16], "SHA-256")
     if matching := [what for what, known in hashes.items() if known == here]:
         yield same(f"weights that {', '.join(matching)} belong to", here[:16], here[:16], "SHA-256")
     with safe_open(folder / WEIGHTS_FILE, framework="np") as file:
-        shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118 (not a mapping)
-    counted = sum(_size(shape) for name, shape in shapes.items() if not name.endswith("focus_balance"))
+        names = [name for name in file.keys() if not name.endswith("focus_balance")]  # noqa: SIM118 (not a mapping)
+        counted = sum(math.prod(file.get_slice(name).get_shape()) for name in names)
     yield same("parameters", f"{config.num_parameters:,}", f"{counted:,}")
     yield from _check_text(folder)
-    yield from _check_pictures(folder, results, report)
-
-
-def _check_pictures(folder: Path, results: Results | None, report: GroupReport | None) -> Iterator[Claim]:
-    """Whether pictures were made of the data that lies beside them."""
-    data: dict[str, Any] = {
-        picture(layer): picture_data(layer) for layer in (report.that_matter(HEADS) if report else ())
-    }
+    drawn = report.that_matter(HEADS) if report else []
+    made_of: dict[str, Any] = {picture(layer): picture_data(layer) for layer in drawn}
     if results is not None:
-        data[DIAL] = dial_points(results)
-    there = [name for name in data if (folder / name).is_file()]
-    wrong = [name for name in there if digest_in(folder / name) != digest(data[name])]
-    for name in wrong:
-        yield Claim(name, "of its data", "of other data", DIFFERS)
+        made_of[DIAL] = dial_points(results)
+    there = [name for name in made_of if (folder / name).is_file()]
+    wrong = [name for name in there if digest_in(folder / name) != digest(made_of[name])]
+    yield from (Claim(name, "of its data", "of other data", DIFFERS) for name in wrong)
     if there:
-        right = f"{len(there) - len(wrong)} of {len(there)}"
-        yield Claim("pictures", "of their data", right, DIFFERS if wrong else HOLDS)
+        yield _all_right("pictures", "of their data", len(there), len(wrong))
 
 
-def _size(shape: list[int]) -> int:
-    size = 1
-    for length in shape:
-        size *= length
-    return size
+def _all_right(what: str, claimed: str, count: int, wrong: int) -> Claim:
+    return Claim(what, claimed, f"{count - wrong} of {count}", DIFFERS if wrong else HOLDS)
 
 
 def _check_text(folder: Path) -> Iterator[Claim]:
@@ -97,15 +77,12 @@ def _check_text(folder: Path) -> Iterator[Claim]:
     except ValueError as error:  # a title or a base model that cannot be
         yield Claim("text of the card", "as its data says", str(error), DIFFERS)
         return
-    fresh = {part.name: part for part in CardText.parse(made.text).parts if part.name}
+    fresh = {part.name: part for part in CardText.parse(made.text).parts}
     sections = [part for part in text.parts if part.name]
-    wrong = {part.name: found for part in sections if (found := _wrong(part, fresh.get(str(part.name))))}
+    wrong = {part.name: found for part in sections if (found := _wrong(part, fresh.get(part.name)))}
     for name, found in wrong.items():
         yield Claim(f"card, section {name}", "as its data says", found, DIFFERS)
-    right = len(sections) - len(wrong)
-    yield Claim(
-        "sections of the card", "as their data says", f"{right} of {len(sections)}", HOLDS if not wrong else DIFFERS
-    )
+    yield _all_right("sections of the card", "as their data says", len(sections), len(wrong))
 
 
 def _wrong(part: Section, fresh: Section | None) -> str | None:
@@ -115,9 +92,3 @@ def _wrong(part: Section, fresh: Section | None) -> str | None:
     if fresh is None:
         return "its data is not there"
     return None if part.body.strip() == fresh.body.strip() else "not so"
-
-
-def load_report(folder: Path) -> GroupReport | None:
-    """The adapter's group report, ``None`` if it has none."""
-    path = folder / GROUPS_FILE
-    return GroupReport.from_json(path) if path.is_file() else None

@@ -17,20 +17,11 @@ from ..records import Evaluation, GroupReport, LayerFacts, Results
 from ..records.sample import TokenSample, same_groups
 from ..texts import cut, hash_of, read_again
 from ..train.calibration import calibration_sample, largest_groups
-from .claims import DIFFERS, HOLDS, Claim, close, same, unchecked
+from .claims import DIFFERS, HOLDS, Claim, at_most, close, same, unchecked
 
 #: How far a number may be off: other machines and kernels round differently.
-SAME_GROUP, PERPLEXITY, SHARE, AGREEMENT, BALANCE, LOSS, NAME, COPIES, DIVERGENCE = (
-    0.99,
-    0.005,
-    0.01,
-    0.01,
-    0.01,
-    0.002,
-    0.05,
-    0.02,
-    0.002,
-)
+SAME_GROUP, PERPLEXITY, SHARE, AGREEMENT = 0.99, 0.005, 0.01, 0.01
+BALANCE, LOSS, NAME, COPIES, DIVERGENCE = 0.01, 0.002, 0.05, 0.02, 0.002
 
 
 def check_sample(model: nn.Module, sample: TokenSample | None) -> Iterator[Claim]:
@@ -39,15 +30,8 @@ def check_sample(model: nn.Module, sample: TokenSample | None) -> Iterator[Claim
         yield unchecked("groups of a recorded sample", "", "none was recorded")
         return
     again = take_sample(model, torch.tensor(sample.ids))
-    here = same_groups(sample, again)
-    yield close(
-        f"groups of {len(sample.ids)} recorded tokens, same",
-        1.0,
-        here,
-        1 - SAME_GROUP,
-        "{:.1%}",
-        note=f"at least {SAME_GROUP:.0%}",
-    )
+    what, note = f"groups of {len(sample.ids)} recorded tokens, same", f"at least {SAME_GROUP:.0%}"
+    yield close(what, 1.0, same_groups(sample, again), 1 - SAME_GROUP, "{:.1%}", note)
     if sample.reads:
         one, two = (sum(map(sum, found.reads.values())) for found in (sample, again))
         yield close("cells that the recorded tokens read", one, two, (1 - SAME_GROUP) * one, "{:,.0f}")
@@ -67,12 +51,8 @@ def check_perplexities(
         if lengths is not None and evaluation.context_length not in lengths:
             yield unchecked(name, len(evaluation.rows), "another length was asked for")
             continue
-        text = read_again(evaluation.source, evaluation.revision, files)
-        if text is None:
-            yield unchecked(name, len(evaluation.rows), _where(evaluation.source, evaluation.revision))
-            continue
         try:
-            windows = _windows(text.token_ids(tokenizer), evaluation)
+            windows = _windows(tokenizer, evaluation, files)
         except ValueError as error:
             yield unchecked(name, len(evaluation.rows), str(error))
             continue
@@ -80,25 +60,31 @@ def check_perplexities(
         modes = list(map(Mode.of, rows))
         for row, mode, here in zip(rows, modes, measure_quality(model, windows, modes), strict=True):
             tick(f"{name}: {here}")
-            claimed = float(row["perplexity"])
-            what = f"{name}: {mode}"
-            pairs = float(row["pairs"])
+            claimed, pairs = float(row["perplexity"]), float(row["pairs"])
             holds = abs(here.perplexity - claimed) <= PERPLEXITY * claimed and abs(here.pairs - pairs) <= SHARE
             # In nats; of copies there may be few.
             for part, tolerance in (("copies", COPIES), ("rest", COPIES), ("divergence", DIVERGENCE)):
                 was, now = row.get(part), getattr(here, part)
                 holds = holds and (was is None or now is None or abs(was - now) <= tolerance)
             yield Claim(
-                what,
+                f"{name}: {mode}",
                 f"{claimed:.3f} ({100 * pairs:.1f} % of pairs)",
                 f"{here.perplexity:.3f} ({100 * here.pairs:.1f} % of pairs)",
                 HOLDS if holds else DIFFERS,
             )
 
 
-def _windows(ids: torch.Tensor, evaluation: Evaluation) -> SlidingWindows:
-    """The windows that were measured: as many from the start as give the recorded number of predicted tokens."""
-    windows = SlidingWindows.of(ids, evaluation.context_length, evaluation.stride or evaluation.context_length)
+def _windows(tokenizer: Any, evaluation: Evaluation, files: Sequence[str]) -> SlidingWindows:
+    """The windows that were measured: as many from the start as give the recorded number of predicted tokens.
+
+    Raises:
+        ValueError: they are not to be had; says why.
+    """
+    text = read_again(evaluation.source, evaluation.revision, files)
+    if text is None:
+        raise ValueError(_where(evaluation.source, evaluation.revision))
+    length = evaluation.context_length
+    windows = SlidingWindows.of(text.token_ids(tokenizer), length, evaluation.stride or length)
     if evaluation.tokens is None:
         return windows
     counted = windows.scored.sum(dim=1).cumsum(dim=0)
@@ -112,20 +98,19 @@ def check_groups(
     model: nn.Module, tokenizer: Any, report: GroupReport, files: Sequence[str], treebanks: Sequence[str]
 ) -> Iterator[Claim]:
     """Shares of all groups, and agreement with gold labels, if the text of the report can be had."""
-    name, revision = str(report.text.get("name") or "a text"), str(report.text.get("revision") or "")
-    besides = report.text.get("besides") or {}
-    source: Any = None
-    texts: list[str] | None = []
-    if treebanks and hash_of(treebanks) == revision:
-        source = read_treebank(*treebanks)
-    elif (text := read_again({}, revision, files)) is not None:
-        source = text.documents
-    if besides:
-        more = read_again({}, str(besides.get("revision")), files)
-        texts = None if more is None else more.documents
+
+    def found(facts: dict[str, Any]) -> list[str] | None:
+        text = read_again({}, str(facts.get("revision")), files)
+        return None if text is None else text.documents
+
+    name, besides = report.text.get("name") or "a text", report.text.get("besides")
+    of_treebanks = bool(treebanks) and hash_of(treebanks) == report.text.get("revision")
+    source: Any = read_treebank(*treebanks) if of_treebanks else found(report.text)
+    texts = found(besides) if besides else []
     if source is None or texts is None:
-        missing = (name, revision) if source is None else (besides.get("name"), str(besides.get("revision")))
-        yield unchecked(f"groups on {name}", f"{len(report.layers)} layers", _where({"files": missing[0]}, missing[1]))
+        missing = report.text if source is None else besides or {}
+        why = _where({"files": missing.get("name")}, str(missing.get("revision") or ""))
+        yield unchecked(f"groups on {name}", f"{len(report.layers)} layers", why)
         return
     window, heads = int(report.text["window"]), len(report.layers)
     here = group_report(model, tokenizer, source, texts=texts, window=window, heads=heads, seed=report.seed)
@@ -140,12 +125,12 @@ def check_groups(
         measured = measured_layers[claimed.name]
         pairs = zip(claimed.groups, measured.groups, strict=True)
         off = max(abs(one.share - two.share) for one, two in pairs)
-        yield close(f"shares of the groups of {claimed.name}, off by", 0.0, off, SHARE, "{:.4f}")
+        yield at_most(f"shares of the groups of {claimed.name}", off, SHARE)
         yield from _check_names(claimed, measured)
         yield from _check_reading(claimed, measured)
         for kind in claimed.agreement.keys() & measured.agreement.keys():
             one, two = (layer.agreement[kind]["groups"]["nmi"] for layer in (claimed, measured))
-            yield close(f"NMI of {claimed.name} with {kind}", float(one), float(two), AGREEMENT, "{:.4f}")
+            yield close(f"NMI of {claimed.name} with {kind}", float(one), float(two), AGREEMENT)
 
 
 def _check_names(claimed: LayerFacts, measured: LayerFacts) -> Iterator[Claim]:
@@ -157,8 +142,8 @@ def _check_names(claimed: LayerFacts, measured: LayerFacts) -> Iterator[Claim]:
     alike = [(one, two) for one, two in both if one.name == two.name and one.share > SHARE]
     kinds = ("covers", "chance", "lookup", "contextual")
     off = max((abs(getattr(one, kind) - getattr(two, kind)) for one, two in alike for kind in kinds), default=0.0)
-    yield close(f"what names fit in {claimed.name}, off by", 0.0, off, NAME, "{:.4f}")
-    yield close(f"tokens of {claimed.name} by context", claimed.contextual, measured.contextual, SHARE, "{:.4f}")
+    yield at_most(f"what names fit in {claimed.name}", off, NAME)
+    yield close(f"tokens of {claimed.name} by context", claimed.contextual, measured.contextual, SHARE)
 
 
 def _check_reading(claimed: LayerFacts, measured: LayerFacts) -> Iterator[Claim]:
@@ -166,22 +151,22 @@ def _check_reading(claimed: LayerFacts, measured: LayerFacts) -> Iterator[Claim]
     for what in ("reads", "attention"):
         one, two = (np.array(getattr(layer, what)) for layer in (claimed, measured))
         off = float(np.abs(one - two).max(initial=0.0)) if one.shape == two.shape else math.inf
-        yield close(f"{what} of {claimed.name} by group and distance, off by", 0.0, off, SHARE, "{:.4f}")
+        yield at_most(f"{what} of {claimed.name} by group and distance", off, SHARE)
     for what, tolerance in (("silent", SHARE), ("loss", LOSS)):
         one, two = getattr(claimed, what), getattr(measured, what)
         if one is not None and two is not None:
-            yield close(f"{what} of {claimed.name}", one, two, tolerance, "{:.4f}")
+            yield close(f"{what} of {claimed.name}", one, two, tolerance)
 
 
 def check_balance(model: nn.Module, tokenizer: Any, results: Results, files: Sequence[str]) -> Iterator[Claim]:
     """The largest group of any layer, on the training text."""
     if results.largest_group is None:
         return
-    facts = results.training
-    what = "largest group on the training text"
-    text = read_again(facts.get("source") or {}, str(facts.get("data revision", "")), files)
+    facts, what = results.training, "largest group on the training text"
+    source, revision = facts.get("source") or {}, str(facts.get("data revision", ""))
+    text = read_again(source, revision, files)
     if text is None:
-        where = _where(facts.get("source") or {"files": facts.get("data", "")}, str(facts.get("data revision", "")))
+        where = _where(source or {"files": facts.get("data", "")}, revision)
         yield unchecked(what, f"{results.largest_group:.3f}", where)
         return
     windows = cut(text.token_ids(tokenizer), int(facts["window"]), int(facts["stride"]))

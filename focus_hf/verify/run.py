@@ -6,9 +6,9 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from ..hub import adapter_folder, load_adapted
-from ..records import Results, TokenSample, load_results, read_config
+from ..records import GroupReport, TokenSample, load_results
 from .claims import Claim, unchecked
-from .files import check_files, load_report
+from .files import check_files
 from .measured import check_balance, check_groups, check_perplexities, check_sample
 
 
@@ -52,41 +52,34 @@ def verify(
         ValueError: the base model is not to be had, or the card has nothing at one of the lengths.
     """
     folder = adapter_folder(adapter, revision=revision)
-    config, results = read_config(folder), load_results(folder)
-    report, sample = load_report(folder), TokenSample.load(folder)
-    _check_lengths(lengths, results)
-    claims = list(check_files(folder, config, results, report, sample))
+    results = load_results(folder)
+    measured = {evaluation.context_length for evaluation in (results.evaluations if results else ())}
+    if missing := sorted(set(lengths or ()) - measured):
+        there = ", ".join(str(length) for length in sorted(measured)) or "no length at all"
+        raise ValueError(f"The card has no perplexity at {missing[0]} tokens, but at {there}.")
+    claims = list(check_files(folder))
     tick("files")
     if files_only:
         return claims
     model, tokenizer, _ = load_adapted(str(folder), base=base, device=device, device_map=device_map, dtype=dtype)
     tick("model loaded")
-    claims += check_sample(model, sample)
+    claims += check_sample(model, TokenSample.load(folder))
     if results is not None:
         claims += check_perplexities(model, tokenizer, results, texts, tick, lengths)
         claims += check_balance(model, tokenizer, results, texts)
-        if results.speed:
-            claims.append(unchecked("speed", "", f"depends on the machine: focus-hf bench --adapter {adapter}"))
-        if results.retrieval:
-            claims.append(unchecked("retrieval", "", "focus-hf eval --retrieval measures it again"))
-        if results.ruler:
-            claims.append(unchecked("RULER", "", _ruler_again(adapter, results.ruler)))
-        if results.code:
-            claims.append(unchecked("tasks on code", "", "focus-hf eval --code measures them again"))
-        if results.benchmarks:
-            names = ", ".join(dict.fromkeys(str(row["task"]) for row in results.benchmarks))
-            claims.append(unchecked("benchmarks", names, f"focus-hf eval --tasks {names} measures them again"))
-    if report is not None:
+        tasks = ", ".join(dict.fromkeys(str(row["task"]) for row in results.benchmarks))
+        left = (
+            ("speed", "", f"depends on the machine: focus-hf bench --adapter {adapter}", results.speed),
+            ("retrieval", "", "focus-hf eval --retrieval measures it again", results.retrieval),
+            ("RULER", "", _ruler_again(adapter, results.ruler) if results.ruler else "", results.ruler),
+            ("tasks on code", "", "focus-hf eval --code measures them again", results.code),
+            ("benchmarks", tasks, f"focus-hf eval --tasks {tasks} measures them again", results.benchmarks),
+        )
+        claims += [unchecked(what, claimed, why) for what, claimed, why, is_there in left if is_there]
+    if (report := GroupReport.load(folder)) is not None:
         tick("groups")
         claims += check_groups(model, tokenizer, report, texts, treebanks)
     return claims
-
-
-def _check_lengths(wanted: Collection[int] | None, results: Results | None) -> None:
-    measured = {evaluation.context_length for evaluation in (results.evaluations if results else ())}
-    if missing := sorted(set(wanted or ()) - measured):
-        there = ", ".join(str(length) for length in sorted(measured)) or "no length at all"
-        raise ValueError(f"The card has no perplexity at {missing[0]} tokens, but at {there}.")
 
 
 def _ruler_again(adapter: str, rows: Sequence[dict[str, Any]]) -> str:

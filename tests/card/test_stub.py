@@ -10,7 +10,6 @@ from transformers.utils.hub import create_and_tag_model_card
 from focus_hf.card import FocusModelCard, write_card
 from focus_hf.card.read import own_words, read_metadata
 from focus_hf.card.stub import is_stub
-from focus_hf.records import read_config
 from focus_hf.verify.claims import HOLDS
 from focus_hf.verify.files import check_files
 from tests.families import focus_model
@@ -95,7 +94,7 @@ def test_a_card_under_a_persons_words_can_be_verified(tmp_path):
     folder = tmp_path / "adapter"
     (folder / "README.md").write_text("# Letters of 1890\n\nWords.\n")
     write_card(folder, base_model="org/base")
-    claims = [claim for claim in check_files(folder, read_config(folder), None, None, None) if "card" in claim.what]
+    claims = [claim for claim in check_files(folder) if "card" in claim.what]
     assert claims and {claim.verdict for claim in claims} == {HOLDS}, claims
 
 

@@ -23,7 +23,7 @@ def made_up(tokens: int, layers: int, heads: int | None = 2, groups: int = 12, b
 
     def head(layer: int, number: int | None) -> Head:
         name = f"model.layers.{layer}.self_attn"
-        made = Head.empty(name, layer, number, tokens=tokens, bands=bands)
+        made = Head(name, layer, number, tokens, bands)
         made.groups[:] = random.integers(groups, size=tokens)
         made.far[:], made.lost[:] = random.random((2, tokens))
         begin = np.maximum(np.arange(tokens)[:, None] - 64, 0)
@@ -33,7 +33,8 @@ def made_up(tokens: int, layers: int, heads: int | None = 2, groups: int = 12, b
         made.weight[:, 1::3] = 0  # what dense attention reads and the head does not
         made.weight[begin[:, 0] == 0], made.dense[begin[:, 0] == 0] = 0, 0
         made.received[:], made.places[:] = random.random((tokens, bands)) * 2, 100
-        made.reach, made.pairs = float(random.random() * 400), float(random.random())
+        made.sums[:] = [0, 1, random.random() * 400, 1]
+        made.sums[0] = random.random()
         return made
 
     def losses() -> np.ndarray:

@@ -183,7 +183,7 @@ def test_groups_are_told_apart_by_all_eyes(theme, eyes):
 # -- files and the command -------------------------------------------------------------------------------------------
 
 
-def test_a_space_has_what_the_hub_wants(tmp_path):
+def test_a_space_has_what_the_hub_wants(tmp_path, monkeypatch):
     page = render(made_up(tokens=50, layers=1))
     files = write_space(page, tmp_path / "space", ["me/focus", "org/base", "./here", str(tmp_path), "gpt2"], HOSTILE)
     assert sorted(path.name for path in files) == ["README.md", "index.html"]
@@ -196,7 +196,8 @@ def test_a_space_has_what_the_hub_wants(tmp_path):
     assert f"[me/focus]({constants.ENDPOINT}/me/focus)" in body
     assert "<script" not in body and str(tmp_path) not in body
     assert FocusModelCard(readme).data.to_dict()["sdk"] == "static"
-    write_space(page, tmp_path / "space", ["me/focus"], endpoint="https://hub.example/")  # again, for another Hub
+    monkeypatch.setattr(constants, "ENDPOINT", "https://hub.example/")  # again, for another Hub
+    write_space(page, tmp_path / "space", ["me/focus"])
     assert "[me/focus](https://hub.example/me/focus)" in (tmp_path / "space" / "README.md").read_text(encoding="utf-8")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "README.md").write_text("# Mine\n")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from focus_hf.explore import ExplorerData
-from focus_hf.explore.words import all_words
+from focus_hf.explore.words import HeadWords, PageWords
 from tests.explore.pages import made_up
 
 
@@ -20,6 +20,10 @@ def page(receives: dict[int, tuple[int, float]], far: float = 0.5) -> ExplorerDa
     for group, (band, mean) in receives.items():
         head.received[head.groups == group, band] = 100 * 3 * mean
     return data
+
+
+def all_words(data: ExplorerData) -> list[HeadWords]:
+    return [PageWords(data).of(head) for head in data.heads]
 
 
 def test_words_are_what_is_read_most_and_where():

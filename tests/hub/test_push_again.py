@@ -17,7 +17,7 @@ from focus_hf.adapter.save import save_adapter
 from focus_hf.hub import HubError, PushPlan
 from focus_hf.local_hub import LocalHub, uploads
 from focus_hf.local_hub.http import HubAnswer, answer
-from focus_hf.records import read_config, save_results
+from focus_hf.records import save_results
 from focus_hf.verify.claims import HOLDS
 from focus_hf.verify.files import check_files
 from tests.families import base_model, focus_model
@@ -70,7 +70,7 @@ def test_links_follow_the_hub_that_is_pushed_to(hub, adapter, name, tmp_path):
     assert "[demo/base](https://huggingface.co/demo/base)" in card_of(hub, name)
     assert "hub.example.org" not in card_of(hub, name)
     here = focus_hf.pull(name, tmp_path / "here", endpoint=hub.endpoint)
-    claims = check_files(here, read_config(here), None, None, None)
+    claims = check_files(here)
     assert {c.what: c.verdict for c in claims if "card" in c.what} == {"sections of the card": HOLDS}
     with LocalHub(tmp_path / "other", token="t") as other:
         push(other, here, name)

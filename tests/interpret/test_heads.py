@@ -14,10 +14,10 @@ from focus_hf.adapter import Seen, focus_layers, observe_attention, observe_rout
 from focus_hf.escape import escape
 from focus_hf.evaluate.leave import take_sample
 from focus_hf.interpret import run as interpret_run
-from focus_hf.interpret.collect import Window
 from focus_hf.interpret.figures import save_plots
 from focus_hf.interpret.match import match_adapters
 from focus_hf.interpret.reading import loss_without, reading_nothing, what_is_read
+from focus_hf.interpret.windows import Window
 from focus_hf.records.group_facts import GroupFacts, LayerFacts
 from focus_hf.records.sample import same_groups
 from focus_hf.train import calibrate

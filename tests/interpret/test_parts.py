@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from focus_hf.interpret import LayerMatch, agreement, match_groups, read_treebank
 from focus_hf.interpret.agreement import contextual_share, lookup_table, random_table
 from focus_hf.interpret.naming import Namer
-from focus_hf.interpret.tokens import PROFILE, display, profile
-from focus_hf.interpret.treebank import Word, align
+from focus_hf.interpret.tokens import display, properties
+from focus_hf.interpret.windows import Word, align
 
 GOOD = """\
 # newdoc id = one
@@ -118,8 +118,7 @@ def named(inside, gold_of=None, gold=None, parts=(), outside=100):
     by_token[:, 1] = outside
     for token, count in inside.items():
         by_token[TOKENS.index(token), 0] = count
-    profiles = np.array([profile(text, text) for text in TOKENS])
-    namer = Namer(dict(enumerate(TOKENS)), profiles, by_token.sum(axis=1), gold, parts)
+    namer = Namer(TOKENS, TOKENS, by_token.sum(axis=1), gold, parts)
     return namer.names(by_token, gold_of)[0]
 
 
@@ -151,21 +150,21 @@ def test_gold_categories_are_names_where_they_say_most():
 @pytest.mark.parametrize(
     ("text", "raw", "expected"),
     [
-        (" the", "Ġthe", {"word-initial"}),
-        (" The", "▁The", {"capitalised", "word-initial"}),
-        ("ing", "ing", {"sub-word"}),
-        ("ing", "##ing", {"sub-word"}),
+        (" the", "Ġthe", {"starts of words"}),
+        (" The", "▁The", {"capitalised words", "starts of words"}),
+        ("ing", "ing", {"inner parts of words"}),
+        ("ing", "##ing", {"inner parts of words"}),
         (" --", "Ġ--", {"punctuation"}),
         ("$", "$", {"punctuation"}),
-        (" 42", "Ġ42", {"digits"}),
-        ("\n", "Ċ", {"whitespace"}),
-        ("\ufffd", "Ã", {"other"}),
-        ("a1", "a1", {"sub-word"}),
-        ("\x07", "\x07", {"other"}),
+        (" 42", "Ġ42", {"numbers"}),
+        ("\n", "Ċ", {"line breaks and spaces"}),
+        ("\ufffd", "Ã", set()),
+        ("a1", "a1", {"inner parts of words"}),
+        ("\x07", "\x07", set()),
     ],
 )
-def test_the_profile_of_a_token(text, raw, expected):
-    assert {name for name, holds in zip(PROFILE, profile(text, raw), strict=True) if holds} == expected
+def test_the_properties_of_a_token(text, raw, expected):
+    assert properties(text, raw) == expected
 
 
 def test_tokens_are_shown_as_visible_text():

@@ -10,8 +10,7 @@ import pytest
 from rich.console import Console
 
 from focus_hf.adapter.save import save_adapter
-from focus_hf.compare import adapters_table, compare_adapters
-from focus_hf.compare.adapters import for_whom
+from focus_hf.compare import adapters_table, compare_adapters, for_whom
 from focus_hf.records import Evaluation, Results, save_results
 from tests.families import focus_model
 
@@ -41,7 +40,7 @@ def test_which_is_for_whom(both: list[Path]) -> None:
     rows = compare_adapters(both)
     assert {row.text: row.better for row in rows} == {"law": 0, "code": 1, "more": None, "alike": None}
     (law,) = [row for row in rows if row.text == "law"]
-    assert [side.loss for side in law.sides] == pytest.approx([2.0, 3.0]) and law.sides[0].pairs == 0.2
+    assert [side.focus for side in law.sides] == pytest.approx([2.0, 3.0]) and law.sides[0].pairs == 0.2
     assert for_whom("one", 0, rows) == "one is for: law." and for_whom("two", 1, rows) == "two is for: code."
     assert for_whom("one", 0, []) == "one is nowhere better by more than 0.1 %."
     console = Console(width=120, record=True)

@@ -1,28 +1,20 @@
-"""Two adapters of one base model by their records: which is for whom."""
+"""Two adapters of one base model beside each other, by their records: which is for whom."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
-from ..card.summary import summarise
-from ..records import AdapterConfig, check_adapter, load_results
+from .card.summary import Cell, summarise
+from .records import check_adapter, load_results
 
 #: Differences of perplexity, in per cent, and of the share of pairs, that count as none.
 ALIKE, AS_MANY = 0.1, 0.02
-
-
-@dataclass(frozen=True)
-class Side:
-    """One adapter on a text at a length: per cent of perplexity above dense attention's, and share of the pairs."""
-
-    loss: float
-    pairs: float
 
 
 @dataclass(frozen=True)
@@ -32,24 +24,26 @@ class Compared:
     Args:
         text: its name.
         length: tokens.
-        sides: the first and the second adapter.
+        sides: of the first and the second adapter what its card has.
     """
 
     text: str
     length: int
-    sides: tuple[Side, Side]
+    sides: tuple[Cell, Cell]
 
     @property
     def better(self) -> int | None:
         """Which loses less and does not attend to more pairs; ``None`` where neither does."""
         for one, other in ((0, 1), (1, 0)):
             mine, theirs = self.sides[one], self.sides[other]
-            if mine.loss < theirs.loss - ALIKE and mine.pairs <= theirs.pairs + AS_MANY:
+            if mine.focus < theirs.focus - ALIKE and mine.pairs <= theirs.pairs + AS_MANY:
                 return one
         return None
 
     def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "better": self.better}
+        """For JSON."""
+        sides = [{"loss": side.focus, "pairs": side.pairs} for side in self.sides]
+        return {"text": self.text, "length": self.length, "sides": sides, "better": self.better}
 
 
 def compare_adapters(folders: Sequence[str | os.PathLike[str]]) -> list[Compared]:
@@ -67,18 +61,14 @@ def compare_adapters(folders: Sequence[str | os.PathLike[str]]) -> list[Compared
     bases = [config.base_model_name_or_path for config in configs]
     if bases[0] != bases[1]:
         raise ValueError(f"The adapters are of two base models, {bases[0]} and {bases[1]}: compare those of one.")
-    one, other = (_cells(folder, config) for folder, config in zip(folders, configs, strict=True))
-    both = [key for key in one if key in other]
+    summaries = [summarise(load_results(folder), config) for folder, config in zip(folders, configs, strict=True)]
+    one, other = (summary.cells if summary else {} for summary in summaries)
+    both = sorted(one.keys() & other.keys())
     if not both:
         raise ValueError(
             "No text and length was measured on both adapters: focus-hf eval --adapter ... --text ... --write"
         )
-    return [Compared(text, length, (one[length, text], other[length, text])) for length, text in sorted(both)]
-
-
-def _cells(folder: str | os.PathLike[str], config: AdapterConfig) -> dict[tuple[int, str], Side]:
-    summary = summarise(load_results(folder), config)
-    return {key: Side(cell.focus, cell.pairs) for key, cell in summary.cells.items()} if summary else {}
+    return [Compared(text, length, (one[length, text], other[length, text])) for length, text in both]
 
 
 def adapters_table(names: Sequence[str], rows: Sequence[Compared]) -> Table:
@@ -89,7 +79,7 @@ def adapters_table(names: Sequence[str], rows: Sequence[Compared]) -> Table:
     for row in rows:
         cells = [
             Text(
-                f"{side.loss:+.1f} % ({100 * side.pairs:.0f} % of pairs)", style="bold" if row.better == place else ""
+                f"{side.focus:+.1f} % ({100 * side.pairs:.0f} % of pairs)", style="bold" if row.better == place else ""
             )
             for place, side in enumerate(row.sides)
         ]
