@@ -23,6 +23,15 @@ from ..escape import one_line
 #: Characters of a server's reason that are shown: a paragraph.
 LONGEST_REASON = 1_000
 
+#: Trouble with the machine's own disk.
+_DISK = {
+    errno.ENOSPC: "No space is left on the disk{}: free some, or move the cache with HF_HOME.",
+    **dict.fromkeys(
+        (errno.EROFS, errno.EACCES, errno.EPERM),
+        "Files cannot be written here{}: choose another folder, or move the cache with HF_HOME.",
+    ),
+}
+
 
 class HubError(RuntimeError):
     """The Hub could not do what was asked; the message says why and what to do."""
@@ -53,8 +62,9 @@ def hub_errors(repo_id: str, endpoint: str) -> Iterator[None]:
         if is_connection(error):
             what = f"{endpoint} cannot be reached ({_line(error)}): check the network or HF_ENDPOINT."
             raise HubError(what) from None
-        if isinstance(error, OSError):
-            _raise_for_disk(error)
+        if isinstance(error, OSError) and error.errno in _DISK:
+            place = f" ({error.filename})" if error.filename else ""
+            raise HubError(_DISK[error.errno].format(place)) from None
         raise
 
 
@@ -70,19 +80,8 @@ def readable(error: Exception, endpoint: str) -> Exception:
     return HubError(f"{endpoint} gives answers that make no sense ({one_line(repr(error), 100)}): is it a Hub?")
 
 
-def _raise_for_disk(error: OSError) -> None:
-    """Say what to do where the machine's own disk is the trouble."""
-    place = f" ({error.filename})" if error.filename else ""
-    if error.errno == errno.ENOSPC:
-        raise HubError(f"No space is left on the disk{place}: free some, or move the cache with HF_HOME.") from None
-    if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
-        raise HubError(
-            f"Files cannot be written here{place}: choose another folder, or move the cache with HF_HOME."
-        ) from None
-
-
 def _of_status(error: HfHubHTTPError, repo_id: str, endpoint: str) -> str:
-    status = error.response.status_code if error.response is not None else None
+    status = error.response.status_code
     if status == 401:
         return f"{endpoint} does not accept the token: log in with `hf auth login`, or pass token=."
     if status == 403:

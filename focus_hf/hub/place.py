@@ -14,8 +14,7 @@ from huggingface_hub.hf_api import RepoSibling
 
 from ..card.read import CARD
 from .errors import HubError
-from .files import LARGEST, adapter_files
-from .remote import Hub, files, is_announced
+from .remote import Hub, adapter_files, files, is_announced
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ def look(hub: Hub, repo_id: str, revision: str | None) -> Remote:
             raise
         return Remote()
     found = files(model)
-    card = hub.fetch(model, CARD, LARGEST[CARD]).read_text("utf-8", "replace") if CARD in found else None
+    card = hub.fetch(model, CARD).read_text("utf-8", "replace") if CARD in found else None
     return Remote(model.sha, card, found, is_public=not model.private)
 
 
@@ -66,8 +65,13 @@ def stop_if_concerned(before: Remote | None, now: Remote, folder: Path, repo_id:
 def place_for(api: HfApi, repo_id: str, remote: Remote, revision: str | None, private: bool) -> Iterator[str]:
     """The commit that a push follows; a repository or branch made for it is removed again if the push is refused."""
     made: Callable[[], object] | None = None
-    if remote.commit is None and _make_repository(api, repo_id, private):
-        made = partial(api.delete_repo, repo_id)
+    if remote.commit is None:
+        try:
+            api.create_repo(repo_id, private=private)
+            made = partial(api.delete_repo, repo_id)
+        except HfHubHTTPError as error:
+            if error.response.status_code != 409:  # somebody else has just made it
+                raise
     try:
         parent = remote.commit or str(api.model_info(repo_id).sha)
         if revision is not None and (made or not remote.has_branch):
@@ -78,14 +82,3 @@ def place_for(api: HfApi, repo_id: str, remote: Remote, revision: str | None, pr
         if made and api.model_info(repo_id, revision=revision).sha == parent:  # nobody else has used it
             made()
         raise
-
-
-def _make_repository(api: HfApi, repo_id: str, private: bool) -> bool:
-    """Whether there was none."""
-    try:
-        api.create_repo(repo_id, private=private)
-    except HfHubHTTPError as error:
-        if error.response is None or error.response.status_code != 409:
-            raise
-        return False
-    return True

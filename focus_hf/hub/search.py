@@ -7,22 +7,28 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from huggingface_hub import HfApi, ModelInfo
+from huggingface_hub import ModelInfo
 
-from ..escape import one_line
-from ..records.adapter_files import CONFIG_FILE, GROUPS_FILE, HUB_TAG, AdapterFileError, read_config
+from ..escape import one_line, shown
+from ..front_matter import strings
+from ..records.adapter_files import CONFIG_FILE, GROUPS_FILE, HUB_TAG, AdapterFileError, read_config, read_json
 from ..records.group_facts import NAMELESS
 from ..records.group_report import GroupReport
 from ..records.typed import is_number
-from .errors import HubError, hub_errors
-from .files import LARGEST
-from .remote import Hub, card, files, read_model, strings
+from .errors import HubError
+from .remote import Hub, card, check_model, files
 
 #: Orders, best first.
 SORTS = ("downloads", "likes", "date", "perplexity")
 
 #: What the Hub calls them; it knows no perplexities.
 _SERVER_SORTS = {"likes": "likes", "date": "lastModified"}
+
+#: Numbers that a card states of its adapter, by their names in `Found`.
+_NUMBERS = {
+    **dict.fromkeys(("num_groups", "top_k", "local_window", "parameters", "context_length"), int),
+    **dict.fromkeys(("perplexity_change", "pairs"), float),
+}
 
 #: Repositories without our tag whose configuration a search reads.
 MOST_UNTAGGED = 40
@@ -118,26 +124,20 @@ def search(
         raise ValueError(f"sort must be one of {', '.join(SORTS)}, got {sort!r}.")
     if limit < 1:
         raise ValueError(f"limit must be at least 1, got {limit}.")
-    api = HfApi(endpoint=endpoint, token=token, library_name="focus_hf")
-    hub = Hub(api)
+    hub = Hub(endpoint, token)
     of_base = [f"base_model:adapter:{base_model}"] if base_model else []
-    query = [("sort", _SERVER_SORTS.get(sort, "downloads"))]
-    query += [(name, value) for name, value in (("author", author), ("search", text)) if value]
-    query += [("full", "true"), ("cardData", "true")]
+    query = {"sort": _SERVER_SORTS.get(sort, "downloads"), "full": "true", "cardData": "true"}
+    query |= {name: value for name, value in (("author", author), ("search", text)) if value}
     # The configuration knows the base model too, of few enough repositories that the Hub need not sort them out.
     untagged = [*tags] if author or text else [*tags, *of_base] if of_base else None
     found: list[Found] = []
-    with hub_errors(base_model or "The search", api.endpoint):
+    with hub.errors(base_model or "The search"):
         for model in _candidates(hub, query, [HUB_TAG, *tags, *of_base], untagged):
             try:
                 adapter = _read(model, hub)
-                wanted = all(
-                    value is None or value == getattr(adapter, name)
-                    for name, value in (("num_groups", num_groups), ("top_k", top_k))
-                )
                 if not set(of_base) <= _tags(model) and adapter.base_model != base_model:
                     continue
-                if not wanted:
+                if num_groups not in (None, adapter.num_groups) or top_k not in (None, adapter.top_k):
                     continue
                 if group is not None:
                     adapter.groups = [where for where in _groups(model, hub) if _matches(where, group)]
@@ -154,9 +154,7 @@ def search(
     return found[:limit]
 
 
-def _candidates(
-    hub: Hub, query: list[tuple[str, str]], tagged: list[str], untagged: list[str] | None
-) -> Iterator[ModelInfo]:
+def _candidates(hub: Hub, query: dict[str, str], tagged: list[str], untagged: list[str] | None) -> Iterator[ModelInfo]:
     """Repositories with our tag; then those whose configuration says what they are.
 
     Args:
@@ -165,8 +163,7 @@ def _candidates(
         tagged: tags that a repository must have, ours among them.
         untagged: tags that one without ours must have; ``None`` if such are not looked for.
     """
-    for model in _matching(hub, query, tagged):
-        yield model
+    yield from _matching(hub, query, tagged)
     if untagged is None:
         return
     looked_into = 0
@@ -180,23 +177,48 @@ def _candidates(
             )
             return
         looked_into += 1
-        if hub.is_focus(model):
+        if _is_focus(model, hub):
             yield model
 
 
-def _matching(hub: Hub, query: list[tuple[str, str]], tags: list[str]) -> Iterator[ModelInfo]:
-    for said in hub.models([*(("filter", tag) for tag in tags), *query]):
+def _matching(hub: Hub, query: dict[str, str], tags: list[str]) -> Iterator[ModelInfo]:
+    for said in hub.models(filter=tags, **query):
         try:
             model = read_model(said)
-        except (HubError, ValueError) as error:
+        except HubError as error:
             _leave_out(error, hub)
             continue
         if set(tags) <= _tags(model):  # there are Hubs without filters
             yield model
 
 
+def read_model(said: Any) -> ModelInfo:
+    """One result of a search.
+
+    Raises:
+        HubError: it makes no sense.
+    """
+    try:
+        model = ModelInfo(**said)
+    except Exception as error:  # the library's readers fail in many ways
+        raise HubError(f"The Hub describes a repository in a way that makes no sense: {shown(error)}") from None
+    check_model(model)
+    return model
+
+
 def _tags(model: ModelInfo) -> set[str]:
     return {*(model.tags or ()), *strings(card(model).get("tags"))}
+
+
+def _is_focus(model: ModelInfo, hub: Hub) -> bool:
+    """Whether a repository with a configuration holds a Focus adapter, as that says."""
+    try:
+        said = read_json(hub.fetch(model, CONFIG_FILE)) if model.sha else None
+    except (HubError, ValueError):  # not JSON, or gated
+        if hub.bounds.over:
+            raise
+        return False
+    return isinstance(said, dict) and said.get("peft_type") == "FOCUS"
 
 
 def _leave_out(error: Exception, hub: Hub) -> None:
@@ -209,38 +231,30 @@ def _leave_out(error: Exception, hub: Hub) -> None:
 def _read(model: ModelInfo, hub: Hub) -> Found:
     """What the card says; settings from the configuration where the card is silent."""
     about = card(model)
-    said = about.get("focus")
-    focus: dict[str, Any] = said if isinstance(said, dict) else {}
-    values = {name: _number(focus.get(name), int) for name in ("num_groups", "top_k", "local_window")}
-    base = about.get("base_model")
-    missing = any(
-        value is None for name, value in values.items() if name != "top_k" or focus.get("routing") != "cells"
-    )
-    if missing and model.sha and CONFIG_FILE in files(model):
+    focus = _mapping(about.get("focus"))
+    numbers = {name: kind(focus[name]) for name, kind in _NUMBERS.items() if is_number(focus.get(name))}
+    bases = strings(about.get("base_model"))
+    needed = {"num_groups", "local_window"} | (set() if focus.get("routing") == "cells" else {"top_k"})
+    if not needed <= numbers.keys() and model.sha and CONFIG_FILE in files(model):
         try:
-            config = read_config(hub.fetch(model, CONFIG_FILE, LARGEST[CONFIG_FILE]).parent)
-            values = {name: getattr(config, name) for name in values}
-            values |= {"top_k": None} if config.by_cells else {}
-            base = base or config.base_model_name_or_path
+            config = read_config(hub.fetch(model, CONFIG_FILE).parent)
+            numbers |= {"num_groups": config.num_groups, "local_window": config.local_window}
+            numbers["top_k"] = None if config.by_cells else config.top_k
+            bases = bases or strings(config.base_model_name_or_path)
         except (AdapterFileError, HubError):  # gated, or not an adapter that we can read: listed all the same
             if hub.bounds.over:
                 raise
-    license, told = about.get("license"), focus.get("losses")
-    losses: dict[Any, Any] = told if isinstance(told, dict) else {}
+    losses = _mapping(focus.get("losses")).items()
     return Found(
         model.id,
-        next(iter(strings(base)), None),
-        **values,
-        parameters=_number(focus.get("parameters"), int),
-        perplexity_change=_number(focus.get("perplexity_change"), float),
-        losses={text: loss for text, loss in losses.items() if isinstance(text, str) and is_number(loss)},
-        pairs=_number(focus.get("pairs"), float),
-        context_length=_number(focus.get("context_length"), int),
+        next(iter(bases), None),
+        **numbers,
+        losses={text: loss for text, loss in losses if isinstance(text, str) and is_number(loss)},
         groups=strings(focus.get("groups")),
         downloads=model.downloads or 0,
         likes=model.likes or 0,
         updated=f"{model.last_modified:%Y-%m-%d}" if model.last_modified else "",
-        license=license if isinstance(license, str) else None,
+        license=about.license if isinstance(about.license, str) else None,
         datasets=strings(about.get("datasets")),
         private=bool(model.private),
         gated=bool(model.gated),
@@ -248,9 +262,9 @@ def _read(model: ModelInfo, hub: Hub) -> Found:
     )
 
 
-def _number(value: Any, kind: type) -> Any:
-    """A number from a card, which may say anything."""
-    return kind(value) if is_number(value) else None
+def _mapping(value: Any) -> dict[Any, Any]:
+    """A mapping from a card, which may say anything."""
+    return value if isinstance(value, dict) else {}
 
 
 def _groups(model: ModelInfo, hub: Hub) -> Iterator[str]:

@@ -52,7 +52,7 @@ def run(server, adapter, place, monkeypatch, capfd):  # noqa: F811
     monkeypatch.setattr(constants, "ENDPOINT", server.endpoint)
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
     monkeypatch.setattr(bounds, "PATIENCE", 1.5)
-    monkeypatch.setattr("focus_hf.hub.base._SECONDS", 1.0)
+    monkeypatch.setattr("focus_hf.hub.prepare._SECONDS", 1.0)
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
     push = ["push", str(adapter), REPO, "--base-model", "org/base", "--license", "mit"]
