@@ -39,25 +39,17 @@ def split_card(text: str) -> tuple[str, str]:
 
 
 def card_metadata(text: str) -> dict[str, Any]:
-    """The metadata at the start of a page, as JSON can hold it; empty if there is none.
-
-    Raises:
-        ValueError: the block is not valid YAML, not a mapping, or larger than this module's bounds.
-    """
+    """The metadata at the start of a page, as JSON can hold it; empty if there is none. `ValueError` if it is not
+    valid YAML, not a mapping, or larger than this module's bounds."""
     found = read_yaml(split_card(text)[0])
-    if found is None:
-        return {}
-    if not isinstance(found, dict):
+    if not isinstance(found, dict | None):
         raise ValueError("the metadata must be a mapping of names to values")
-    return found
+    return found or {}
 
 
 def read_yaml(block: str) -> Any:
-    """What a stranger's YAML says, as JSON can hold it.
-
-    Raises:
-        ValueError: it is not valid, or larger than this module's bounds.
-    """
+    """What a stranger's YAML says, as JSON can hold it; `ValueError` if it is not valid, or larger than this module's
+    bounds."""
     if len(block) > MAX_CHARACTERS:
         raise ValueError(f"the metadata has {len(block):,} characters, more than {MAX_CHARACTERS:,}")
     try:

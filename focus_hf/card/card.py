@@ -187,11 +187,7 @@ def write_card(folder: str | os.PathLike[str], *, base_model: str | None = None)
 
 
 def _render(template: str | os.PathLike[str] | None, **values: Any) -> str:
-    """The text of a card, from the package's template or one's own, which runs in a sandbox.
-
-    Raises:
-        ValueError: there is no such template, or it cannot be filled.
-    """
+    """The text of a card, from the package's template or one's own, which runs in a sandbox."""
     path = TEMPLATE if template is None else Path(template)
     environment = SandboxedEnvironment(
         loader=FileSystemLoader([path.parent, template_folder()]),

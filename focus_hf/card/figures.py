@@ -36,33 +36,23 @@ def dial_points(results: Results) -> Points:
     """
     measured = [(each, dense) for each in results.evaluations if (dense := each.perplexity("dense")) is not None]
     texts = Counter(each.context_length for each, _ in measured)
-    found: dict[int, dict[str, dict[object, list[tuple[float, float]]]]] = {length: {} for length in sorted(texts)}
+    found: dict[tuple[int, str, object], list[tuple[float, float]]] = defaultdict(list)
     for evaluation, dense in measured:
         for row in evaluation.rows:
             if row["mode"] == "hard" or row["mode"] in OPPONENTS:
                 point = (100 * float(row["pairs"]), 100 * (float(row["perplexity"]) / dense - 1))
-                settings = found[evaluation.context_length].setdefault(row["mode"], {})
-                settings.setdefault(row.get("budget") or row.get("top_k"), []).append(point)
-    return {
-        length: {
-            mode: sorted(
-                (sum(x for x, _ in points) / len(points), sum(y for _, y in points) / len(points))
-                for points in settings.values()
-                if len(points) == texts[length]
-            )
-            for mode, settings in modes.items()
-        }
-        for length, modes in found.items()
-        if modes
-    }
+                found[evaluation.context_length, row["mode"], row.get("budget") or row.get("top_k")].append(point)
+    points: Points = {length: {} for length, _, _ in sorted(found, key=lambda key: key[0])}
+    for (length, mode, _), there in found.items():
+        line = points[length].setdefault(mode, [])
+        if len(there) == texts[length]:
+            line.append((sum(x for x, _ in there) / len(there), sum(y for _, y in there) / len(there)))
+            line.sort()
+    return points
 
 
 def dial_figure(results: Results, folder: Path) -> Path | None:
-    """Draw it, a line for each length.
-
-    Args:
-        results: of an adapter.
-        folder: the adapter's.
+    """Draw it into an adapter's folder, a line for each length.
 
     Returns:
         Its path; ``None`` if nothing was measured that it could show, or matplotlib is missing.

@@ -31,15 +31,7 @@ _METRIC = "perplexity at "
 def make_metadata(
     config: AdapterConfig, repo_id: str, base: str, results: Results | None, groups: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Metadata from an adapter's files.
-
-    Args:
-        config: of the adapter.
-        repo_id: where it is.
-        base: Hub id of the base model.
-        results: measured quality.
-        groups: what its groups are about, see `focus_hf.records.GroupReport`.
-    """
+    """Metadata from the files of an adapter at ``repo_id``; ``groups`` is what its groups are about."""
     names = ("num_groups", "top_k", "local_window", "sink_tokens")
     focus: dict[str, Any] = {name: getattr(config, name) for name in names}
     if config.by_cells:
@@ -95,11 +87,8 @@ def merge_metadata(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, 
 
 
 def check_finite(value: Any, name: str = "metadata") -> Any:
-    """Metadata with plain numbers only: numpy's would become Python objects in YAML, and NaN is no measurement.
-
-    Raises:
-        ValueError: a number is not finite.
-    """
+    """Metadata with plain numbers only: numpy's would become Python objects in YAML, and NaN, which is no measurement,
+    is a `ValueError`."""
     if isinstance(value, Mapping):
         return {str(key): check_finite(item, f"{name}.{key}") for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -111,11 +100,7 @@ def check_finite(value: Any, name: str = "metadata") -> Any:
 
 
 def check_hub_id(name: str, what: str) -> str:
-    """A name as the Hub allows it.
-
-    Raises:
-        ValueError: it is a path on this machine, or not a valid name.
-    """
+    """A name as the Hub allows it; `ValueError` if it is a path on this machine, or not a valid name."""
     try:
         validate_repo_id(name)
         is_path = what == "base model" and names_a_folder(name)  # loaders prefer a folder to the Hub; a push does not

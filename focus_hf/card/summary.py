@@ -74,12 +74,7 @@ class Summary:
 
 
 def summarise(results: Results | None, config: AdapterConfig) -> Summary | None:
-    """The first screen's table; ``None`` where nothing was measured beside dense attention.
-
-    Args:
-        results: of an adapter.
-        config: it.
-    """
+    """The first screen's table of an adapter; ``None`` where nothing was measured beside dense attention."""
     cells: dict[tuple[int, str], Cell] = {}
     for evaluation in results.evaluations if results else ():
         if (evaluation.context_length, evaluation.data) not in cells and (cell := _cell(evaluation, config)):

@@ -211,11 +211,7 @@ def _bounded(response: Any, limit: _Limit) -> Any:
 
 
 def same_origin(url: str, endpoint: str) -> bool:
-    """Whether an address is on the same server, reached in the same way.
-
-    Raises:
-        ValueError: it is none.
-    """
+    """Whether an address is on the same server, reached in the same way; `ValueError` if it is no address."""
     one, other = urlsplit(url), urlsplit(endpoint)
     ports = [parts.port or {"http": 80, "https": 443}.get(parts.scheme) for parts in (one, other)]
     return (one.scheme, one.hostname, ports[0]) == (other.scheme, other.hostname, ports[1])

@@ -23,8 +23,7 @@ from ..files import write_atomically
 from ..front_matter import card_metadata
 from ..records.results import Results, load_results, save_results
 from .errors import LONGEST_REASON, HubError
-from .place import Remote, look, place_for, stop_if_concerned
-from .prepare import gather, name_base
+from .prepare import Remote, gather, look, name_base, place_for, stop_if_concerned
 from .remote import Hub, adapter_files
 
 #: How often a push starts again because somebody else pushed something that does not concern it, and the longest wait
@@ -170,11 +169,8 @@ def push_to_hub(
 
 
 def _merge_cards(made: FocusModelCard, written: str | None, remote: str | None, notes: list[str]) -> str:
-    """The card to push, from the one made now, the folder's and the Hub's; nobody's words are lost.
-
-    Raises:
-        ValueError: the folder's card and the Hub's both hold words that the other lacks, or one cannot be read.
-    """
+    """The card to push, from the one made now, the folder's and the Hub's; nobody's words are lost: `ValueError` if
+    both hold words that the other lacks, or one cannot be read."""
     for card, where in ((remote, "on the Hub"), (written, "in the folder")):
         try:
             card_metadata(card or "")

@@ -71,11 +71,8 @@ def copy_adapter(source: Path, target: Path) -> None:
 
 
 def remote_files(names: Iterable[str], source: str) -> list[str]:
-    """Names in a repository's listing that belong to an adapter and can be a file on any machine.
-
-    Raises:
-        HubError: they are more than an adapter has.
-    """
+    """Names in a repository's listing that belong to an adapter and can be a file on any machine; `HubError` if they
+    are more than an adapter has."""
     found = sorted(name for name in names if _belongs(name) and _NAME.fullmatch(name))
     if len(found) > MOST_FILES:
         raise HubError(f"{source} lists {len(found):,} files of an adapter, more than {MOST_FILES}: it is not read.")
@@ -87,11 +84,7 @@ def _belongs(name: str) -> bool:
 
 
 def check_model(info: ModelInfo) -> None:
-    """Check that what a Hub says of a model has no other type than the library expects where we rely on it.
-
-    Raises:
-        HubError: it makes no sense.
-    """
+    """Raise `HubError` if what a Hub says of a model has other types than the library expects, where it matters."""
     found = info.siblings or ()
     try:
         validate_repo_id(info.id)
@@ -151,12 +144,7 @@ class Hub:
         return hub_errors(repo_id, self.endpoint)
 
     def model(self, repo_id: str, revision: str | None = None) -> ModelInfo:
-        """What the Hub says of a model.
-
-        Raises:
-            HubError: it says nothing that makes sense.
-            HfHubHTTPError: it refused.
-        """
+        """What the Hub says of a model; `HubError` if that makes no sense, `HfHubHTTPError` if it refuses."""
         validate_repo_id(repo_id)
         found = self.bounds.run(partial(self.api.model_info, repo_id, revision=revision, files_metadata=True))
         found.id = repo_id  # whatever the Hub calls it
@@ -167,10 +155,7 @@ class Hub:
 
     def models(self, **query: Any) -> Iterator[Any]:
         """What a Hub says of the models that match, one after the other: `HfApi.list_models` ends at one odd card.
-
-        Raises:
-            HubError: it has no end, or goes on at another server.
-        """
+        `HubError` if it has no end, or goes on at another server."""
         seen, url = 0, f"{self.endpoint}/api/models?{urlencode(query, doseq=True)}"
         for _ in range(MOST_PAGES):
             page, following = self.bounds.run(partial(self._page, url))
@@ -200,11 +185,9 @@ class Hub:
         return answer.json(), target
 
     def fetch(self, model: ModelInfo, name: str, largest: int | None = None, revision: str | None = None) -> Path:
-        """A file in the library's cache, as it was announced.
+        """A file of a model in the library's cache, as it was announced.
 
         Args:
-            model: whose file.
-            name: which.
             largest: bytes; as in `LARGEST` by default.
             revision: branch or tag that the cache is to know the commit of, for when it is asked offline.
 
@@ -232,11 +215,8 @@ class Hub:
         )
 
     def weights(self, model: ModelInfo, name: str) -> tuple[dict[str, tuple[int, ...]], int]:
-        """Shapes by name in the header of a safetensors file, and the bytes that the file has at most.
-
-        Raises:
-            HubError: it is not the header of a safetensors file.
-        """
+        """Shapes by name in the header of a safetensors file, and the bytes that the file has at most; `HubError` if
+        it is no such header."""
 
         def read() -> tuple[dict[str, tuple[int, ...]], list[int]]:
             header = self.api.parse_safetensors_file_metadata(model.id, name, revision=model.sha)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import islice
 from typing import Any
 
 from huggingface_hub import ModelInfo
@@ -135,18 +136,15 @@ def search(
         for model in _candidates(hub, query, [HUB_TAG, *tags, *of_base], untagged):
             try:
                 adapter = _read(model, hub)
-                if not set(of_base) <= _tags(model) and adapter.base_model != base_model:
-                    continue
-                if num_groups not in (None, adapter.num_groups) or top_k not in (None, adapter.top_k):
-                    continue
-                if group is not None:
+                fits = not of_base or adapter.base_model == base_model or set(of_base) <= _tags(model)
+                fits &= num_groups in (None, adapter.num_groups) and top_k in (None, adapter.top_k)
+                if fits and group is not None:
                     adapter.groups = [where for where in _groups(model, hub) if _matches(where, group)]
-                    if not adapter.groups:
-                        continue
+                    fits = bool(adapter.groups)
             except (HubError, ValueError) as error:
                 _leave_out(error, hub)
                 continue
-            found.append(adapter)
+            found += [adapter] if fits else []
             if len(found) == limit and sort != "perplexity":
                 break
     if sort == "perplexity":
@@ -155,30 +153,17 @@ def search(
 
 
 def _candidates(hub: Hub, query: dict[str, str], tagged: list[str], untagged: list[str] | None) -> Iterator[ModelInfo]:
-    """Repositories with our tag; then those whose configuration says what they are.
-
-    Args:
-        hub: asks.
-        query: order, author, part of the name.
-        tagged: tags that a repository must have, ours among them.
-        untagged: tags that one without ours must have; ``None`` if such are not looked for.
-    """
+    """Repositories that have all of some tags, ours among them; then those without ours that have all of others
+    (``None``: such are not looked for) and whose configuration says what they are."""
     yield from _matching(hub, query, tagged)
-    if untagged is None:
-        return
-    looked_into = 0
-    for model in _matching(hub, query, untagged):
-        if HUB_TAG in _tags(model) or CONFIG_FILE not in files(model):
-            continue
-        if looked_into == MOST_UNTAGGED:
-            warnings.warn(
-                f"More than {MOST_UNTAGGED} repositories without the tag {HUB_TAG!r} match: the others were left out.",
-                stacklevel=4,
-            )
-            return
-        looked_into += 1
-        if _is_focus(model, hub):
-            yield model
+    found = _matching(hub, query, untagged) if untagged is not None else iter(())
+    others = (model for model in found if HUB_TAG not in _tags(model) and CONFIG_FILE in files(model))
+    yield from (model for model in islice(others, MOST_UNTAGGED) if _is_focus(model, hub))
+    if next(others, None) is not None:
+        warnings.warn(
+            f"More than {MOST_UNTAGGED} repositories without the tag {HUB_TAG!r} match: the others were left out.",
+            stacklevel=4,
+        )
 
 
 def _matching(hub: Hub, query: dict[str, str], tags: list[str]) -> Iterator[ModelInfo]:
@@ -193,11 +178,7 @@ def _matching(hub: Hub, query: dict[str, str], tags: list[str]) -> Iterator[Mode
 
 
 def read_model(said: Any) -> ModelInfo:
-    """One result of a search.
-
-    Raises:
-        HubError: it makes no sense.
-    """
+    """One result of a search; raises `HubError` if it makes no sense."""
     try:
         model = ModelInfo(**said)
     except Exception as error:  # the library's readers fail in many ways
