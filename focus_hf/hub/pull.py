@@ -4,7 +4,6 @@ loaded."""
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
@@ -250,12 +249,9 @@ def _place(cached: Path, folder: Path) -> Path:
         raise FileExistsError(f"{folder} is not empty; choose a new folder, or remove it.")
     target = folder.resolve()  # a link to an empty folder stays one
     target.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
-    try:
-        copy_adapter(cached, partial)
-        partial.chmod(0o755)
-        os.replace(partial, target)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as scratch:
+        whole = Path(scratch) / target.name
+        whole.mkdir()
+        copy_adapter(cached, whole)
+        os.replace(whole, target)
     return folder

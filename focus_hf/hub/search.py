@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 from huggingface_hub import ModelInfo
 
 from ..escape import one_line, shown
 from ..front_matter import strings
-from ..records.adapter_files import CONFIG_FILE, GROUPS_FILE, HUB_TAG, AdapterFileError, read_config, read_json
+from ..records.adapter_files import CONFIG_FILE, GROUPS_FILE, HUB_TAG, read_config, read_json
 from ..records.group_facts import NAMELESS
 from ..records.group_report import GroupReport
 from ..records.typed import is_number
 from .errors import HubError
 from .remote import Hub, card, check_model, files
 
-#: Orders, best first.
-SORTS = ("downloads", "likes", "date", "perplexity")
-
-#: What the Hub calls them; it knows no perplexities.
-_SERVER_SORTS = {"likes": "likes", "date": "lastModified"}
+#: Orders, best first, and what the Hub calls them; it knows no perplexities.
+SORTS = {"downloads": "downloads", "likes": "likes", "date": "lastModified", "perplexity": "downloads"}
 
 #: Numbers that a card states of its adapter, by their names in `Found`.
 _NUMBERS = {
@@ -36,6 +33,8 @@ MOST_UNTAGGED = 40
 
 #: A group report larger than this is not read for a search.
 _LARGEST_REPORT = 8_000_000
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -127,7 +126,7 @@ def search(
         raise ValueError(f"limit must be at least 1, got {limit}.")
     hub = Hub(endpoint, token)
     of_base = [f"base_model:adapter:{base_model}"] if base_model else []
-    query = {"sort": _SERVER_SORTS.get(sort, "downloads"), "full": "true", "cardData": "true"}
+    query = {"sort": SORTS[sort], "full": "true", "cardData": "true"}
     query |= {name: value for name, value in (("author", author), ("search", text)) if value}
     # The configuration knows the base model too, of few enough repositories that the Hub need not sort them out.
     untagged = [*tags] if author or text else [*tags, *of_base] if of_base else None
@@ -193,13 +192,18 @@ def _tags(model: ModelInfo) -> set[str]:
 
 def _is_focus(model: ModelInfo, hub: Hub) -> bool:
     """Whether a repository with a configuration holds a Focus adapter, as that says."""
+    said = _tried(lambda: read_json(hub.fetch(model, CONFIG_FILE)), hub)
+    return isinstance(said, dict) and said.get("peft_type") == "FOCUS"
+
+
+def _tried(read: Callable[[], T], hub: Hub) -> T | None:
+    """What can be read of a file, ``None`` if it is gated or not what it should be; raises if no time is left."""
     try:
-        said = read_json(hub.fetch(model, CONFIG_FILE)) if model.sha else None
-    except (HubError, ValueError):  # not JSON, or gated
+        return read()
+    except (HubError, ValueError):
         if hub.bounds.over:
             raise
-        return False
-    return isinstance(said, dict) and said.get("peft_type") == "FOCUS"
+        return None
 
 
 def _leave_out(error: Exception, hub: Hub) -> None:
@@ -216,15 +220,12 @@ def _read(model: ModelInfo, hub: Hub) -> Found:
     numbers = {name: kind(focus[name]) for name, kind in _NUMBERS.items() if is_number(focus.get(name))}
     bases = strings(about.get("base_model"))
     needed = {"num_groups", "local_window"} | (set() if focus.get("routing") == "cells" else {"top_k"})
-    if not needed <= numbers.keys() and model.sha and CONFIG_FILE in files(model):
-        try:
-            config = read_config(hub.fetch(model, CONFIG_FILE).parent)
+    if not needed <= numbers.keys() and CONFIG_FILE in files(model):
+        config = _tried(lambda: read_config(hub.fetch(model, CONFIG_FILE).parent), hub)
+        if config is not None:  # an adapter that we cannot read is listed all the same
             numbers |= {"num_groups": config.num_groups, "local_window": config.local_window}
             numbers["top_k"] = None if config.by_cells else config.top_k
             bases = bases or strings(config.base_model_name_or_path)
-        except (AdapterFileError, HubError):  # gated, or not an adapter that we can read: listed all the same
-            if hub.bounds.over:
-                raise
     losses = _mapping(focus.get("losses")).items()
     return Found(
         model.id,
@@ -250,7 +251,7 @@ def _mapping(value: Any) -> dict[Any, Any]:
 
 def _groups(model: ModelInfo, hub: Hub) -> Iterator[str]:
     """What each group of an adapter is about, and where it is: ``"punctuation (layer 2, group 3)"``."""
-    if not model.sha or GROUPS_FILE not in files(model):
+    if GROUPS_FILE not in files(model):
         return
     report = GroupReport.from_json(hub.fetch(model, GROUPS_FILE, _LARGEST_REPORT))
     for number, layer in enumerate(report.layers):
