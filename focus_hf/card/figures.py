@@ -30,9 +30,7 @@ Points = dict[int, dict[str, list[tuple[float, float]]]]
 def dial_points(results: Results) -> Points:
     """Mean over texts of how many per cent perplexity is above dense attention's, against the share of pairs.
 
-    Returns:
-        By length and mode points, the smallest share first. A setting counts where it was measured on every text that
-        the length has.
+    By length and mode, the smallest share first; settings that were measured on every text that the length has.
     """
     measured = [(each, dense) for each in results.evaluations if (dense := each.perplexity("dense")) is not None]
     texts = Counter(each.context_length for each, _ in measured)

@@ -107,62 +107,58 @@ class Bounds:
 
 @dataclass(frozen=True)
 class _Limit:
-    """The bounds of one answer, and its looks at every request and answer of a chain of redirects."""
+    """The bounds of one answer, and of every request and answer of a chain of redirects to it."""
 
     bounds: Bounds
     largest: int
     is_file: bool
-
-    def before(self, request: Any) -> None:
-        """The token goes to the Hub alone, nothing comes compressed, and no silence lasts."""
-        if self.bounds.over:  # nobody waits any more
-            raise self.bounds.too_slow()
-        endpoint, url = self.bounds.endpoint, str(request.url)
-        if endpoint.startswith("https:") and not url.startswith("https:"):
-            raise HubError(f"{endpoint} leads to an address that is not encrypted: it is not followed.")
-        if not same_origin(url, endpoint):
-            request.headers.pop("authorization", None)
-        request.headers["accept-encoding"] = "identity"  # a few bytes could stand for gigabytes
-        limits = request.extensions.get("timeout") or {}
-        kinds = ("connect", "read", "write", "pool")
-        request.extensions["timeout"] = {kind: SILENCE if limits.get(kind) is None else limits[kind] for kind in kinds}
-
-    def after(self, response: Any) -> None:
-        """No header becomes a path, a command to the terminal, another way to download or a long sleep."""
-        request, headers, bounds = response.request, response.headers, self.bounds
-        for name, value in headers.items():
-            if not value.isprintable() or name == "x-xet-hash" or len(value) > 8 * LONGEST_REASON:
-                del headers[name]
-        if self.is_file and request.method == "HEAD":
-            commit, etags = headers.get("x-repo-commit"), (headers.get("x-linked-etag"), headers.get("etag"))
-            if commit is not None and not _COMMIT.fullmatch(commit):
-                raise HubError(f"{bounds.endpoint} names a commit {one_line(commit)!r}, which cannot be.")
-            if any(etag is not None and not _ETAG.fullmatch(etag) for etag in etags):
-                raise HubError(f"{bounds.endpoint} gives a file an ETag that cannot be a name: it is not read.")
-        if headers.get("content-encoding", "identity") != "identity":
-            raise HubError(f"{request.url} is sent compressed, though asked not to be: it is not read.")
-        if response.status_code in (408, 429, 500, 502, 503, 504):
-            said = [headers.get("retry-after", ""), *re.findall(r"\bt=(\d+)", headers.get("ratelimit", ""))]
-            seconds = max((float(text[:20]) for text in said if text.isascii() and text.isdecimal()), default=0.0)
-            if seconds >= bounds.left:
-                raise HubError(
-                    f"{request.url} answered {response.status_code} and asks to come back in {seconds:,.0f} seconds, "
-                    f"longer than the {bounds.seconds:.0f} that this waits: try again later."
-                )
-        response.stream = _bounded(response, self)
 
 
 _LIMIT: contextvars.ContextVar[_Limit | None] = contextvars.ContextVar("focus_hf_limit", default=None)
 
 
 def _before(request: Any) -> None:
-    if (limit := _LIMIT.get()) is not None:
-        limit.before(request)
+    """The token goes to the Hub alone, nothing comes compressed, and no silence lasts."""
+    if (limit := _LIMIT.get()) is None:
+        return
+    if limit.bounds.over:  # nobody waits any more
+        raise limit.bounds.too_slow()
+    endpoint, url = limit.bounds.endpoint, str(request.url)
+    if endpoint.startswith("https:") and not url.startswith("https:"):
+        raise HubError(f"{endpoint} leads to an address that is not encrypted: it is not followed.")
+    if not same_origin(url, endpoint):
+        request.headers.pop("authorization", None)
+    request.headers["accept-encoding"] = "identity"  # a few bytes could stand for gigabytes
+    limits = request.extensions.get("timeout") or {}
+    kinds = ("connect", "read", "write", "pool")
+    request.extensions["timeout"] = {kind: SILENCE if limits.get(kind) is None else limits[kind] for kind in kinds}
 
 
 def _after(response: Any) -> None:
-    if (limit := _LIMIT.get()) is not None:
-        limit.after(response)
+    """No header becomes a path, a command to the terminal, another way to download or a long sleep."""
+    if (limit := _LIMIT.get()) is None:
+        return
+    request, headers, bounds = response.request, response.headers, limit.bounds
+    for name, value in headers.items():
+        if not value.isprintable() or name == "x-xet-hash" or len(value) > 8 * LONGEST_REASON:
+            del headers[name]
+    if limit.is_file and request.method == "HEAD":
+        commit, etags = headers.get("x-repo-commit"), (headers.get("x-linked-etag"), headers.get("etag"))
+        if commit is not None and not _COMMIT.fullmatch(commit):
+            raise HubError(f"{bounds.endpoint} names a commit {one_line(commit)!r}, which cannot be.")
+        if any(etag is not None and not _ETAG.fullmatch(etag) for etag in etags):
+            raise HubError(f"{bounds.endpoint} gives a file an ETag that cannot be a name: it is not read.")
+    if headers.get("content-encoding", "identity") != "identity":
+        raise HubError(f"{request.url} is sent compressed, though asked not to be: it is not read.")
+    if response.status_code in (408, 429, 500, 502, 503, 504):
+        said = [headers.get("retry-after", ""), *re.findall(r"\bt=(\d+)", headers.get("ratelimit", ""))]
+        seconds = max((float(text[:20]) for text in said if text.isascii() and text.isdecimal()), default=0.0)
+        if seconds >= bounds.left:
+            raise HubError(
+                f"{request.url} answered {response.status_code} and asks to come back in {seconds:,.0f} seconds, "
+                f"longer than the {bounds.seconds:.0f} that this waits: try again later."
+            )
+    response.stream = _bounded(response, limit)
 
 
 def _watched(make: Callable[[], Any]) -> Any:

@@ -53,9 +53,6 @@ class AdapterConfig(FocusSettings):
     target_modules: list[str] | str | None = None
     exclude_modules: list[str] | str | None = None
 
-    def __post_init__(self) -> None:
-        self.validate()
-
     @property
     def num_layers(self) -> int:
         """Routed layers."""
@@ -78,11 +75,8 @@ def read_json(path: Path) -> Any:
 
 
 def read_config(folder: str | os.PathLike[str]) -> AdapterConfig:
-    """Read and check ``adapter_config.json``.
-
-    Raises:
-        AdapterFileError: it is missing, is not JSON, or does not describe a Focus adapter that can be read.
-    """
+    """Read and check ``adapter_config.json``; `AdapterFileError` if it is missing, is not JSON, or does not describe a
+    Focus adapter that can be read."""
     path = Path(folder) / CONFIG_FILE
     if not path.is_file():
         raise AdapterFileError(f"{path} does not exist: {folder} is not the folder of an adapter.")

@@ -134,11 +134,7 @@ class Evaluation:
         return [row for row in self.rows if row["mode"] == "hard" and setting(row) not in opposed]
 
     def main(self, top_k: int, pairs: float | None) -> dict[str, Any] | None:
-        """The row of Focus as the adapter is set; where that was not measured, the nearest.
-
-        Args:
-            top_k, pairs: of the adapter.
-        """
+        """The row of Focus as the adapter is set, by its ``top_k`` and ``pairs``; the nearest where there is none."""
         hard = [row for row in self.rows if row["mode"] == "hard"]
         own = [row for row in hard if row.get("top_k") in (None, top_k)] or hard
 
@@ -226,11 +222,7 @@ def save_results(results: Results, folder: str | os.PathLike[str]) -> None:
 
 
 def load_results(folder: str | os.PathLike[str]) -> Results | None:
-    """Read ``focus_results.json``, ``None`` if there is none.
-
-    Raises:
-        AdapterFileError: it cannot be read.
-    """
+    """Read ``focus_results.json``, ``None`` if there is none; `AdapterFileError` if it cannot be read."""
     path = Path(folder) / RESULTS_FILE
     if not path.is_file():
         return None

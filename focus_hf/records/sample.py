@@ -41,11 +41,7 @@ class TokenSample:
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> TokenSample | None:
-        """Read it from an adapter's folder; ``None`` if there is none.
-
-        Raises:
-            AdapterFileError: it cannot be read.
-        """
+        """Read it from an adapter's folder; ``None`` if there is none, `AdapterFileError` if it cannot be read."""
         path = Path(folder) / SAMPLE_FILE
         if not path.is_file():
             return None

@@ -31,11 +31,8 @@ class TaskTable:
 
 
 def ruler_tables(rows: Sequence[Row]) -> list[TaskTable]:
-    """A table of RULER's tasks for each length: answers found, and log-probability of the right one, nats a token.
-
-    Args:
-        rows: as `focus_hf.records.Results.ruler`.
-    """
+    """A table of RULER's tasks (`Results.ruler`) for each length: answers found, and log-probability of the right one
+    in nats a token."""
 
     def cells(row: Row) -> dict[Any, str]:
         return {row["task"]: f"{100 * row['score']:.0f} %, {row['logprob']:.2f}"}
@@ -44,11 +41,7 @@ def ruler_tables(rows: Sequence[Row]) -> list[TaskTable]:
 
 
 def code_tables(rows: Sequence[Row]) -> list[TaskTable]:
-    """A table of the tasks on code for each length: losses in nats a token.
-
-    Args:
-        rows: as `focus_hf.records.Results.code`.
-    """
+    """A table of the tasks on code (`Results.code`) for each length: losses in nats a token."""
 
     def cells(row: Row) -> dict[Any, str]:
         if row["task"] == "completion":
