@@ -28,8 +28,8 @@ HUB_TAG = "focus"
 ROUTER = "group_router"
 
 #: Everything that travels with an adapter, as patterns.
-ADAPTER_FILES = (CONFIG_FILE, WEIGHTS_FILE, RESULTS_FILE, GROUPS_FILE, SAMPLE_FILE, "README.md")
-ADAPTER_FILES += ("figures/*.png", "figures/*.svg")
+_FIGURES = ("figures/*.png", "figures/*.svg")
+ADAPTER_FILES = (CONFIG_FILE, WEIGHTS_FILE, RESULTS_FILE, GROUPS_FILE, SAMPLE_FILE, "README.md", *_FIGURES)
 
 PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 
