@@ -119,15 +119,13 @@ def push_to_hub(
             told = replace(load_results(folder) or Results(), explorer=check_hub_id(explorer, "explorer"))
             save_results(told, folder)
         base = name_base(folder, base_model, endpoint, token)
-        hub = Hub(endpoint, token)
-        card = FocusModelCard.from_adapter(folder, repo_id=repo_id, base=base, endpoint=hub.endpoint, **card_options)
+        card = FocusModelCard.from_adapter(folder, repo_id=repo_id, base=base, endpoint=endpoint, **card_options)
         written = read_card(folder)
         before: Remote | None = None
         for number in range(_TRIES):
             if number:
                 time.sleep(random.uniform(0.0, min(_LONGEST_WAIT, 0.2 * 2**number)))
-                hub = Hub(endpoint, token)  # with time of its own
-            notes: list[str] = []
+            hub, notes = Hub(endpoint, token), list[str]()
             try:
                 with hub.errors(repo_id):
                     remote = look(hub, repo_id, revision)
@@ -144,12 +142,8 @@ def push_to_hub(
             before = remote
             merged = _merge_cards(card, written, None if force else remote.card, notes)
             if not read_metadata(merged).get("license"):
-                reason = (
-                    "the base model was not found on the Hub"
-                    if base is None
-                    else "the base model's page does not state one"
-                )
-                notes.append(f"The card states no licence: {reason}. Give one with license (--license).")
+                why = "model was not found on the Hub" if base is None else "model's page does not state one"
+                notes.append(f"The card states no licence: the base {why}. Give one with license (--license).")
             write_atomically(folder / CARD, merged.encode())
             sizes = {name: (folder / name).stat().st_size for name in adapter_files(folder)}
             if remote.card == merged:

@@ -117,7 +117,9 @@ def check_tensors(shapes: Mapping[str, Sequence[int]], config: FocusSettings, so
                     f"{source}: {layer}.{kind} has shape {found[kind]}, but {CONFIG_FILE} asks for {shape}."
                 )
         if foreign := sorted(found.keys() - expected.keys()):
-            raise AdapterFileError(f"{source} holds {layer}.{foreign[0]}, which {CONFIG_FILE} does not ask for.")
+            raise AdapterFileError(
+                f"{source} holds {layer}.{one_line(foreign[0])}, which {CONFIG_FILE} does not ask for."
+            )
     asked = len(config.layers or [])
     if len(layers) != asked:
         raise AdapterFileError(
