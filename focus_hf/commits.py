@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
 
 from huggingface_hub import HfApi, try_to_load_from_cache
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+from huggingface_hub.errors import HFValidationError
 
 _TIMEOUT = 10.0
 
@@ -19,14 +20,9 @@ def commit_of(name: str, revision: str | None = None) -> str | None:
     """
     if os.path.isdir(name) or is_commit(revision):
         return None if os.path.isdir(name) else revision
-    try:
+    with suppress(Exception):  # of refusals, of trouble with the network, of the library's reader of strangers' cards
         found = HfApi(library_name="focus_hf").model_info(name, revision=revision, timeout=_TIMEOUT).sha
         return found if is_commit(found) else None
-    except Exception as error:
-        # The library's reader of cards takes a stranger's names for arguments of its own: TypeError and the like.
-        known = HfHubHTTPError | OSError | ValueError | TypeError | AttributeError | KeyError
-        if not isinstance(error, known) and not is_connection(error):
-            raise
     try:
         cached = try_to_load_from_cache(name, "config.json", revision=revision)
     except HFValidationError:

@@ -6,8 +6,10 @@ it is looked over as a stream of events before anything is built from it.
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
+from collections.abc import Iterator
 from datetime import date
 from typing import Any
 
@@ -19,6 +21,7 @@ MAX_CHARACTERS = 512 * 1024
 
 #: Values, once references are followed. Lists of benchmark results have a few thousand.
 MAX_VALUES = 50_000
+_TOO_MANY = f"the metadata holds more than {MAX_VALUES:,} values"
 
 #: Lists and mappings inside one another: libyaml's composer overflows the stack at some thousands, nobody writes 50.
 MAX_DEPTH = 50
@@ -36,32 +39,29 @@ def split_card(text: str) -> tuple[str, str]:
 
 
 def card_metadata(text: str) -> dict[str, Any]:
-    """The metadata at the start of a page, as JSON can hold it; empty if there is none.
-
-    Raises:
-        ValueError: the block is not valid YAML, not a mapping, or larger than this module's bounds.
-    """
+    """The metadata at the start of a page, as JSON can hold it; empty if there is none. `ValueError` if it is not
+    valid YAML, not a mapping, or larger than this module's bounds."""
     found = read_yaml(split_card(text)[0])
-    if found is None:
-        return {}
-    if not isinstance(found, dict):
+    if not isinstance(found, dict | None):
         raise ValueError("the metadata must be a mapping of names to values")
-    return found
+    return found or {}
 
 
 def read_yaml(block: str) -> Any:
-    """What a stranger's YAML says, as JSON can hold it.
-
-    Raises:
-        ValueError: it is not valid, or larger than this module's bounds.
-    """
+    """What a stranger's YAML says, as JSON can hold it; `ValueError` if it is not valid, or larger than this module's
+    bounds."""
     if len(block) > MAX_CHARACTERS:
         raise ValueError(f"the metadata has {len(block):,} characters, more than {MAX_CHARACTERS:,}")
     try:
         _check_size(block)
-        return _Plain().convert(yaml.load(block, Loader=_Loader))
+        return _plain(yaml.load(block, Loader=_Loader), itertools.count())
     except Exception as error:  # where a tag does not fit its value, PyYAML fails in many ways, such as KeyError
         raise ValueError(" ".join(str(error).split())[:300] or repr(error)) from None
+
+
+def strings(value: Any) -> list[str]:
+    """The texts in what metadata says, where one may stand for itself."""
+    return [item for item in (value if isinstance(value, list) else [value]) if isinstance(item, str)]
 
 
 def _check_size(block: str) -> None:
@@ -72,7 +72,7 @@ def _check_size(block: str) -> None:
         if depth > MAX_DEPTH:
             raise ValueError(f"the metadata is nested more than {MAX_DEPTH} levels deep")
         if values > 2 * MAX_VALUES:  # names and values
-            raise ValueError(f"the metadata holds more than {MAX_VALUES:,} values")
+            raise ValueError(_TOO_MANY)
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
@@ -92,27 +92,21 @@ for _tag in ("int", "float"):
     _Loader.add_constructor(f"tag:yaml.org,2002:{_tag}", _Loader.number)
 
 
-class _Plain:
-    """Turns what YAML can hold into what JSON can, counting the values."""
-
-    def __init__(self) -> None:
-        self.values = 0
-
-    def convert(self, value: Any, depth: int = 0) -> Any:
-        self.values += 1
-        if self.values > MAX_VALUES or depth > MAX_DEPTH:
-            raise ValueError(f"the metadata holds more than {MAX_VALUES:,} values")
-        if isinstance(value, dict):
-            return {_text(key): self.convert(item, depth + 1) for key, item in value.items()}
-        if isinstance(value, list | tuple | set):
-            return [self.convert(item, depth + 1) for item in value]
-        if isinstance(value, date):
-            return value.isoformat()
-        if isinstance(value, float) and not math.isfinite(value):
-            return None
-        if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 2**63:
-            return float(value) if abs(value) < 2**1000 else None
-        return value if value is None or isinstance(value, bool | int | float) else _text(value)
+def _plain(value: Any, counter: Iterator[int], depth: int = 0) -> Any:
+    """What JSON can hold of what YAML can; ``counter`` counts the values, once references are followed."""
+    if next(counter) >= MAX_VALUES or depth > MAX_DEPTH:
+        raise ValueError(_TOO_MANY)
+    if isinstance(value, dict):
+        return {_text(key): _plain(item, counter, depth + 1) for key, item in value.items()}
+    if isinstance(value, list | tuple | set):
+        return [_plain(item, counter, depth + 1) for item in value]
+    if isinstance(value, date):
+        return value.isoformat()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, int) and abs(value) >= 2**63:
+        return float(value) if abs(value) < 2**1000 else None
+    return value if value is None or isinstance(value, bool | int | float) else _text(value)
 
 
 def _text(value: object) -> str:

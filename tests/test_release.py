@@ -11,7 +11,7 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from focus_hf.card.template import INSTALL
+from focus_hf.card.card import INSTALL
 from studies.versions import COMBINATIONS, LIBRARIES, TESTS, lowest
 
 ROOT = Path(__file__).parents[1]

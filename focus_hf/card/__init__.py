@@ -1,6 +1,5 @@
 """The card of an adapter: from its records to a page and to metadata. Nothing here needs torch."""
 
-from .card import FocusModelCard
-from .write import write_card
+from .card import FocusModelCard, write_card
 
 __all__ = ["FocusModelCard", "write_card"]

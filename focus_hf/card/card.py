@@ -10,17 +10,35 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import yaml
-from huggingface_hub import ModelCard, constants
+from huggingface_hub import ModelCard, ModelCardData, constants
+from jinja2 import FileSystemLoader, StrictUndefined, TemplateError
+from jinja2.sandbox import SandboxedEnvironment
 
-from ..records.adapter_files import GROUPS_FILE, WEIGHTS_FILE, AdapterFileError, check_adapter, weights_hash
-from ..records.base_model import BaseFacts
+from ..escape import escape
+from ..files import write_atomically
+from ..records.adapter_files import (
+    GROUPS_FILE,
+    WEIGHTS_FILE,
+    AdapterFileError,
+    check_adapter,
+    read_config,
+    weights_hash,
+)
 from ..records.group_report import GroupReport
-from ..records.results import Results, load_results
+from ..records.results import Results, load_results, mode_name, setting, setting_name, to_dense
+from ..records.tasks import code_tables, ruler_tables
+from ..templates import template_folder
+from .figures import dial_figure
 from .metadata import check_finite, check_hub_id, inherited, make_metadata, merge_metadata
-from .read import own_words, read_metadata, text_of
+from .read import CARD, own_words, read_card, read_metadata, text_of
 from .sections import CardText
-from .summary import layers, rivals, summarise
-from .template import INSTALL, TEMPLATE, render
+from .summary import layers, span, speed, summarise, weights
+
+#: How a card's reader gets this package, in a shell; RELEASING.md says when it becomes `pip install focus-hf`.
+INSTALL = "pip install .  # in a clone of focus_hf, which is not on the package index yet"
+
+#: The package's own template.
+TEMPLATE = template_folder() / "focus_card.md.jinja"
 
 #: A base model is looked for on the public Hub, and not on one that runs on the machine on which a card is made.
 _PUBLIC, _THIS_MACHINE = "https://huggingface.co", ("127.0.0.1", "localhost", "::1")
@@ -50,7 +68,7 @@ class FocusModelCard(ModelCard):
         repo_id: str,
         base_model: str | None = None,
         results: Results | None = None,
-        base: BaseFacts | None = None,
+        base: ModelCardData | None = None,
         license: str | None = None,
         language: str | list[str] | None = None,
         datasets: str | list[str] | None = None,
@@ -65,7 +83,7 @@ class FocusModelCard(ModelCard):
             repo_id: where the adapter is, or will be, on the Hub: the usage examples name it.
             base_model: Hub id of the base model; the adapter's own by default.
             results: measured quality; ``focus_results.json`` by default.
-            base: what the Hub says of the base model: its licence and language are taken over.
+            base: the metadata of the base model's card: its licence and language are taken over.
             license, language, datasets: metadata of the Hub.
             metadata: any further metadata, over everything else.
             template: a Jinja template of one's own; see ``hub_templates`` for what it may use. It runs in a sandbox.
@@ -88,7 +106,7 @@ class FocusModelCard(ModelCard):
         labels = report.labels if report else []
         data = merge_metadata(inherited(base), make_metadata(config, repo_id, name, results, labels))
         data = check_finite(merge_metadata(data, given))
-        text = render(
+        text = _render(
             template,
             install=INSTALL,
             hub=(hub := (endpoint or constants.ENDPOINT).rstrip("/")),
@@ -98,7 +116,6 @@ class FocusModelCard(ModelCard):
             config=config,
             results=results,
             summary=summary,
-            rivals=rivals(summary) if summary else [],
             report=report,
             layers=layers(config, report),
             explorer=explorer,
@@ -139,6 +156,65 @@ class FocusModelCard(ModelCard):
     def _made(cls, metadata: dict[str, Any], text: CardText) -> FocusModelCard:
         head = yaml.safe_dump(metadata, sort_keys=False, allow_unicode=True, stream=None)
         return cls(f"---\n{head}---\n\n{text}")
+
+
+def write_card(folder: str | os.PathLike[str], *, base_model: str | None = None) -> Path | None:
+    """Make the card of an adapter from its records, or refresh it; what a person wrote stays, ours follows it.
+
+    Args:
+        folder: of the adapter.
+        base_model: Hub id of the base model; the adapter's own by default.
+
+    Returns:
+        The card. ``None`` if the base model has no name on the Hub yet: then it is made when the adapter is pushed.
+
+    Raises:
+        AdapterFileError: the adapter is damaged.
+    """
+    folder = Path(folder)
+    base = base_model or read_config(folder).base_model_name_or_path or ""
+    try:
+        check_hub_id(base, "base model")
+    except ValueError:
+        return None
+    if (results := load_results(folder)) is not None:
+        dial_figure(results, folder)
+    card = FocusModelCard.from_adapter(folder, repo_id=f"your-name/{folder.resolve().name}", base_model=base)
+    if (old := read_card(folder)) is not None:
+        card = card.refreshing(old)
+    write_atomically(folder / CARD, str(card).encode())
+    return folder / CARD
+
+
+def _render(template: str | os.PathLike[str] | None, **values: Any) -> str:
+    """The text of a card, from the package's template or one's own, which runs in a sandbox."""
+    path = TEMPLATE if template is None else Path(template)
+    environment = SandboxedEnvironment(
+        loader=FileSystemLoader([path.parent, template_folder()]),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters |= {"escape_markdown": escape, "mode": _mode_markdown, "setting": _setting_markdown}
+    for told in (to_dense, ruler_tables, code_tables, span, speed, weights):
+        environment.filters[told.__name__] = told
+    if not path.is_file():
+        raise ValueError(f"{path} does not exist: template is a Jinja file for the card.")
+    try:
+        return environment.get_template(path.name).render(**values)
+    except (TemplateError, TypeError, ValueError, ArithmeticError, AttributeError, KeyError) as error:
+        raise ValueError(f"The card cannot be made: {error} ({type(error).__name__} in {path.name}).") from None
+
+
+def _mode_markdown(row: dict[str, Any]) -> str:
+    if row["mode"] == "hard":
+        return f"**Focus**, {_setting_markdown(row)}"
+    return mode_name(row["mode"], row.get("top_k"), row.get("width"), row.get("budget"))
+
+
+def _setting_markdown(row: dict[str, Any]) -> str:
+    return f"`{setting_name(*setting(row))}`"
 
 
 def _groups(folder: Path, figures: list[str]) -> tuple[GroupReport | None, str | None]:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import io
-from collections import defaultdict
+from collections import Counter, defaultdict
+from itertools import cycle
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from ..files import write_atomically
 from ..records import Results
 from ..records.pictures import DATA, digest
 from ..records.results import OPPONENTS
+from .summary import NOT_RIVALS
 
 #: In the folder of an adapter.
 DIAL = "figures/dial.png"
@@ -27,42 +30,27 @@ Points = dict[int, dict[str, list[tuple[float, float]]]]
 def dial_points(results: Results) -> Points:
     """Mean over texts of how many per cent perplexity is above dense attention's, against the share of pairs.
 
-    Returns:
-        By length and mode points, the smallest share first. A setting counts where it was measured on every text that
-        the length has.
+    By length and mode, the smallest share first; settings that were measured on every text that the length has.
     """
-    found: dict[int, dict[str, dict[object, list[tuple[float, float]]]]] = defaultdict(
-        lambda: defaultdict(lambda: defaultdict(list))
-    )
-    texts: dict[int, int] = defaultdict(int)
-    for evaluation in results.evaluations:
-        if (dense := evaluation.perplexity("dense")) is None:
-            continue
-        texts[evaluation.context_length] += 1
+    measured = [(each, dense) for each in results.evaluations if (dense := each.perplexity("dense")) is not None]
+    texts = Counter(each.context_length for each, _ in measured)
+    found: dict[tuple[int, str, object], list[tuple[float, float]]] = defaultdict(list)
+    for evaluation, dense in measured:
         for row in evaluation.rows:
             if row["mode"] == "hard" or row["mode"] in OPPONENTS:
-                key = row.get("budget") or row.get("top_k")
                 point = (100 * float(row["pairs"]), 100 * (float(row["perplexity"]) / dense - 1))
-                found[evaluation.context_length][row["mode"]][key].append(point)
-    return {
-        length: {
-            mode: sorted(
-                (sum(x for x, _ in points) / len(points), sum(y for _, y in points) / len(points))
-                for points in by_setting.values()
-                if len(points) == texts[length]
-            )
-            for mode, by_setting in modes.items()
-        }
-        for length, modes in sorted(found.items())
-    }
+                found[evaluation.context_length, row["mode"], row.get("budget") or row.get("top_k")].append(point)
+    points: Points = {length: {} for length, _, _ in sorted(found, key=lambda key: key[0])}
+    for (length, mode, _), there in found.items():
+        line = points[length].setdefault(mode, [])
+        if len(there) == texts[length]:
+            line.append((sum(x for x, _ in there) / len(there), sum(y for _, y in there) / len(there)))
+            line.sort()
+    return points
 
 
 def dial_figure(results: Results, folder: Path) -> Path | None:
-    """Draw it, a line for each length.
-
-    Args:
-        results: of an adapter.
-        folder: the adapter's.
+    """Draw it into an adapter's folder, a line for each length.
 
     Returns:
         Its path; ``None`` if nothing was measured that it could show, or matplotlib is missing.
@@ -81,66 +69,49 @@ def dial_figure(results: Results, folder: Path) -> Path | None:
     drawn = [("hard", "Focus", _FOCUS)]
     drawn += [(mode, OPPONENTS[mode], colour) for mode, colour in zip(_least(points), _RIVALS, strict=False)]
     drawn += [("window", OPPONENTS["window"], _WINDOW)]
-    ends = [
-        _line(axis, place, points[length], mode, colour)
-        for mode, _, colour in drawn
-        for place, length in enumerate(points)
+    looks: list[dict[str, Any]] = [
+        {"linestyle": dash, "marker": mark} for dash, mark in zip(_DASHES, _MARKERS, strict=True)
     ]
+    for mode, _, colour in drawn:
+        sizes = (2.5, 8) if mode == "hard" else (1.3, 5)
+        for look, modes in zip(cycle(looks), points.values(), strict=False):
+            if line := modes.get(mode):
+                axis.plot(*zip(*line, strict=True), color=colour, linewidth=sizes[0], markersize=sizes[1], **look)
+    _axes(axis)
     there = {mode for modes in points.values() for mode in modes}
     handles = [
-        axis.plot([], [], color=colour, linewidth=3, label=name)[0] for mode, name, colour in drawn if mode in there
+        axis.plot([], [], color=colour, linewidth=3, label=name) for mode, name, colour in drawn if mode in there
     ]
-    handles += [
-        axis.plot(
-            [], [], color="black", linestyle=_DASHES[place % 4], marker=_MARKERS[place % 4], label=f"{length:,} tokens"
-        )[0]
-        for place, length in enumerate(points)
-    ]
-    _axes(axis, [end for end in ends if end])
-    figure.legend(handles=handles, loc="outside lower center", ncols=2, fontsize=11, frameon=False)
+    for look, length in zip(cycle(looks), points, strict=False):
+        handles.append(axis.plot([], [], color="black", label=f"{length:,} tokens", **look))
+    lines = [line for (line,) in handles]
+    figure.legend(handles=lines, loc="outside lower center", ncols=2, fontsize=11, frameon=False)
     content = io.BytesIO()
-    figure.savefig(
-        content, format="png", facecolor="white", metadata={"Software": None, DATA: digest(dial_points(results))}
-    )
+    data = {"Software": None, DATA: digest(dial_points(results))}
+    figure.savefig(content, format="png", facecolor="white", metadata=data)
     pyplot.close(figure)
     write_atomically(folder / DIAL, content.getvalue())
     return folder / DIAL
 
 
-def _line(axis: Any, place: int, modes: dict[str, list[tuple[float, float]]], mode: str, colour: str) -> list[float]:
-    """Draw one mode at one length; gives its shares of pairs."""
-    if not (points := modes.get(mode)):
-        return []
-    xs, ys = zip(*points, strict=True)
-    axis.plot(
-        *(xs, ys),
-        linestyle=_DASHES[place % 4],
-        marker=_MARKERS[place % 4],
-        color=colour,
-        linewidth=2.5 if mode == "hard" else 1.3,
-        markersize=8 if mode == "hard" else 5,
-    )
-    return list(xs)
-
-
-def _axes(axis: Any, shares: list[list[float]]) -> None:
+def _axes(axis: Any) -> None:
     """Logarithmic in both, and linear below one per cent, where a loss may be a gain."""
-    every = [share for line in shares for share in line]
+    from matplotlib.ticker import NullLocator
+
+    shares, losses = ([value for line in axis.lines for value in line.get_data()[place]] for place in (0, 1))
+    low, high = min(shares), max(shares)
     axis.set_xscale("log")
-    ticks = [
-        tick for tick in (1, 2, 3, 5, 7, 10, 15, 20, 30, 40, 50, 70, 100) if min(every) / 1.5 < tick < max(every) * 1.5
-    ]
-    axis.set_xticks(ticks, [f"{tick}" for tick in ticks])
-    axis.set_xticks([], minor=True)
-    room = 1.15 if max(every) > 1.5 * min(every) else 1.5  # around one share, so that two numbers stand beneath it
-    axis.set_xlim(min(every) / room, max(every) * room)
+    ticks = (1, 2, 3, 5, 7, 10, 15, 20, 30, 40, 50, 70, 100)
+    axis.set_xticks([tick for tick in ticks if low / 1.5 < tick < high * 1.5])
+    room = 1.15 if high > 1.5 * low else 1.5  # around one share, so that two numbers stand beneath it
+    axis.set_xlim(low / room, high * room)
     axis.set_yscale("symlog", linthresh=1.0)
-    losses = [value for line in axis.lines for value in line.get_ydata()]
     low, high = min(-0.2, min(losses) - 0.2), 1.4 * max(*losses, 1.0)
     axis.set_ylim(low, high)
-    marks = [mark for mark in (-1, 0, 0.5, 1, 2, 5, 10, 20, 50, 100, 200) if low <= mark <= high]
-    axis.set_yticks(marks, [f"{mark:g}" for mark in marks])
-    axis.set_yticks([], minor=True)
+    axis.set_yticks([mark for mark in (-1, 0, 0.5, 1, 2, 5, 10, 20, 50, 100, 200) if low <= mark <= high])
+    for line in (axis.xaxis, axis.yaxis):
+        line.set_major_formatter("{x:g}")
+        line.set_minor_locator(NullLocator())
     axis.axhline(0, color="black", linewidth=1)
     axis.set_xlabel("pairs attended (%)", fontsize=12)
     axis.set_ylabel("perplexity above dense attention's (%)", fontsize=12)
@@ -152,9 +123,7 @@ def _least(points: Points) -> list[str]:
     """The opponents that lose least, over all lengths and settings."""
     losses: dict[str, list[float]] = defaultdict(list)
     for modes in points.values():
-        for mode, found in modes.items():
-            if mode not in ("hard", "window", "random", "oracle"):
-                losses[mode] += [loss for _, loss in found]
-    return sorted((mode for mode in losses if losses[mode]), key=lambda mode: sum(losses[mode]) / len(losses[mode]))[
-        : len(_RIVALS)
-    ]
+        for mode, line in modes.items():
+            if line and mode not in ("hard", *NOT_RIVALS):
+                losses[mode] += [loss for _, loss in line]
+    return sorted(losses, key=lambda mode: fmean(losses[mode]))

@@ -7,12 +7,12 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from huggingface_hub import EvalResult
+from huggingface_hub import EvalResult, ModelCardData
 from huggingface_hub.repocard_data import eval_results_to_model_index
 from huggingface_hub.utils import HFValidationError, validate_repo_id
 
+from ..front_matter import strings
 from ..records.adapter_files import HUB_TAG, AdapterConfig, names_a_folder
-from ..records.base_model import BaseFacts
 from ..records.results import Results, mode_name
 
 #: Tags by which a Focus adapter is found.
@@ -31,18 +31,9 @@ _METRIC = "perplexity at "
 def make_metadata(
     config: AdapterConfig, repo_id: str, base: str, results: Results | None, groups: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Metadata from an adapter's files.
-
-    Args:
-        config: of the adapter.
-        repo_id: where it is.
-        base: Hub id of the base model.
-        results: measured quality.
-        groups: what its groups are about, see `focus_hf.records.GroupReport`.
-    """
-    focus: dict[str, Any] = {
-        name: getattr(config, name) for name in ("num_groups", "top_k", "local_window", "sink_tokens")
-    }
+    """Metadata from the files of an adapter at ``repo_id``; ``groups`` is what its groups are about."""
+    names = ("num_groups", "top_k", "local_window", "sink_tokens")
+    focus: dict[str, Any] = {name: getattr(config, name) for name in names}
     if config.by_cells:
         del focus["top_k"]
         focus |= {"routing": config.routing, "num_bands": config.num_bands}
@@ -71,12 +62,12 @@ def make_metadata(
     return made
 
 
-def inherited(base: BaseFacts | None) -> dict[str, Any]:
-    """What an adapter takes over from its base model's card."""
+def inherited(base: ModelCardData | None) -> dict[str, Any]:
+    """What an adapter takes over from its base model's card, which may say anything."""
     if base is None:
         return {}
-    found: dict[str, Any] = {"license": base.license} if base.license else {}
-    return {**found, "language": base.language} if base.language else found
+    license = base.license if isinstance(base.license, str) else None
+    return {name: value for name, value in (("license", license), ("language", strings(base.language))) if value}
 
 
 def merge_metadata(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
@@ -96,37 +87,23 @@ def merge_metadata(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, 
 
 
 def check_finite(value: Any, name: str = "metadata") -> Any:
-    """Metadata with plain numbers only: numpy's would become Python objects in YAML, and NaN is no measurement.
-
-    Raises:
-        ValueError: a number is not finite.
-    """
+    """Metadata with plain numbers only: numpy's would become Python objects in YAML, and NaN, which is no measurement,
+    is a `ValueError`."""
     if isinstance(value, Mapping):
         return {str(key): check_finite(item, f"{name}.{key}") for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [check_finite(item, name) for item in value]
-    if value is None or isinstance(value, bool | str):
-        return value
-    if hasattr(value, "item"):
-        value = value.item()
-    if isinstance(value, int):
-        return int(value)
-    if isinstance(value, float):
-        if not math.isfinite(value):
-            raise ValueError(f"{name} is {value}: measure it again, or leave it out.")
-        return float(value)
-    return str(value)
+    value = value.item() if hasattr(value, "item") else value
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{name} is {value}: measure it again, or leave it out.")
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 
 def check_hub_id(name: str, what: str) -> str:
-    """A name as the Hub allows it.
-
-    Raises:
-        ValueError: it is a path on this machine, or not a valid name.
-    """
-    is_path = what == "base model" and names_a_folder(name)  # loaders prefer a folder to the Hub; a push does not
+    """A name as the Hub allows it; `ValueError` if it is a path on this machine, or not a valid name."""
     try:
         validate_repo_id(name)
+        is_path = what == "base model" and names_a_folder(name)  # loaders prefer a folder to the Hub; a push does not
     except HFValidationError:
         is_path = True
     if is_path or not name:

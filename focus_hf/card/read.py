@@ -1,20 +1,30 @@
-"""Read a card, whoever wrote it."""
+"""Read a card, whoever wrote it; or nobody, where PEFT and transformers left what they fill in by themselves."""
 
 from __future__ import annotations
 
 import os
+import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import ModelCardData
+from huggingface_hub import ModelCard, ModelCardData
 from huggingface_hub.repocard_data import model_index_to_eval_results
 
 from ..front_matter import card_metadata, split_card
 from .sections import CardText
-from .stub import is_stub, stated
 
 #: What a card is called in a repository.
 CARD = "README.md"
+
+#: What stock saving adds to the Hub's empty template: transformers its one sentence, PEFT its version.
+_ADDED = re.compile(
+    r"This is the model card of a 🤗 transformers model that has been pushed on the Hub\. "
+    r"This model card has been automatically generated\.|### Framework versions|- PEFT \S+"
+)
+
+#: Metadata that stock saving writes by itself; a base model that was loaded from a folder is a path there.
+_GENERATED = ("base_model", "library_name")
 
 
 def read_metadata(content: str) -> dict[str, Any]:
@@ -27,7 +37,11 @@ def read_metadata(content: str) -> dict[str, Any]:
     except ValueError:
         return {}
     found = {name: value for name, value in found.items() if _can_stand(name, value)}
-    return stated(found) if is_stub(split_card(content)[1]) else found
+    if is_stub(split_card(content)[1]):
+        found = {name: value for name, value in found.items() if name not in _GENERATED}
+        if isinstance(tags := found.get("tags"), list):
+            found["tags"] = [tag for tag in tags if not str(tag).startswith("base_model:")]
+    return found
 
 
 def _can_stand(name: str, value: Any) -> bool:
@@ -40,6 +54,17 @@ def _can_stand(name: str, value: Any) -> bool:
     except Exception:  # of a list that is none, in as many ways
         return False
     return True
+
+
+def is_stub(text: str) -> bool:
+    """Whether the text of a card, without metadata, holds nothing but what a library fills in by itself."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return all(line in _template_lines() or _ADDED.fullmatch(line) for line in lines)
+
+
+@cache
+def _template_lines() -> frozenset[str]:
+    return frozenset(line.strip() for line in ModelCard.from_template(ModelCardData()).text.splitlines())
 
 
 def text_of(card: str) -> CardText:

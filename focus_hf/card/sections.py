@@ -73,6 +73,11 @@ class CardText:
         return [part.name for part in self.parts if part.name is not None]
 
     @property
+    def known(self) -> frozenset[str]:
+        """Sections that are there, or were: those that are gone a person has removed."""
+        return frozenset(self.names).union(self.written or ())
+
+    @property
     def own_words(self) -> str:
         """What a person wrote: everything outside the sections, and sections that somebody has changed."""
         return "\n".join(part.body.strip() for part in self.parts if part.name is None or part.edited).strip()
@@ -83,29 +88,20 @@ class CardText:
         return [part.name for part in self.parts if part.name is not None and part.edited]
 
     def refreshed(self, new: CardText) -> CardText:
-        """This text with the sections of a newer one.
+        """This text with the sections of a newer one, which was freshly made.
 
         Sections that somebody has changed stay as they are, and sections that somebody has removed stay away.
-
-        Args:
-            new: freshly made.
         """
         fresh = {part.name: part for part in new.parts if part.name is not None}
-        parts: list[Section] = []
-        for part in self.parts:
-            if part.name is None or part.edited:
-                parts.append(part)
-            elif part.name in fresh:
-                parts.append(fresh[part.name])
-        known = (self.written or frozenset()) | set(self.names)
+        parts = [part if part.name is None or part.edited else fresh.get(part.name) for part in self.parts]
+        text = [part for part in parts if part is not None]
         for place, name in enumerate(new.names):
-            if name not in known:
-                _insert(parts, fresh[name], new.names[:place])
-        return CardText(parts, frozenset(new.names) | known)
+            if name not in self.known:
+                _insert(text, fresh[name], new.names[:place])
+        return CardText(text, self.known.union(new.names))
 
     def __str__(self) -> str:
-        names = sorted((self.written or frozenset()) | set(self.names))
-        head = f"<!-- focus_hf:card{''.join(f' {name}' for name in names)} -->\n"
+        head = f"<!-- {' '.join(['focus_hf:card', *sorted(self.known)])} -->\n"
         return head + "".join(map(str, self.parts)).lstrip("\n")
 
 

@@ -11,7 +11,7 @@ from ..records import AdapterConfig, GroupReport, Results
 from ..records.results import OPPONENTS, Evaluation
 
 #: No opponents: one knows what nobody can know before, the other is a control.
-_NOT_RIVALS = ("oracle", "random", "window")
+NOT_RIVALS = ("oracle", "random", "window")
 
 
 @dataclass(frozen=True)
@@ -59,20 +59,22 @@ class Summary:
         return span([100 * cell.pairs for (at, _), cell in self.cells.items() if at == length], "{:.0f}")
 
     @property
+    def rivals(self) -> list[str]:
+        """Names of the opponents that are the best somewhere."""
+        return list(dict.fromkeys(cell.rival_name for cell in self.cells.values() if cell.rival_name))
+
+    @property
     def ahead(self) -> tuple[int, int]:
         """In how many cells Focus loses less than its best opponent, and in how many there is one."""
-        others = [(cell.focus, _there(cell.rival, cell.window)) for cell in self.cells.values()]
+        others = [
+            (cell.focus, [x for x in (cell.rival, cell.window) if x is not None]) for cell in self.cells.values()
+        ]
         opposed = [(focus, min(losses)) for focus, losses in others if losses]
         return sum(focus < other for focus, other in opposed), len(opposed)
 
 
 def summarise(results: Results | None, config: AdapterConfig) -> Summary | None:
-    """The first screen's table; ``None`` where nothing was measured beside dense attention.
-
-    Args:
-        results: of an adapter.
-        config: it.
-    """
+    """The first screen's table of an adapter; ``None`` where nothing was measured beside dense attention."""
     cells: dict[tuple[int, str], Cell] = {}
     for evaluation in results.evaluations if results else ():
         if (evaluation.context_length, evaluation.data) not in cells and (cell := _cell(evaluation, config)):
@@ -86,35 +88,21 @@ def _cell(evaluation: Evaluation, config: AdapterConfig) -> Cell | None:
     dense, row = evaluation.perplexity("dense"), evaluation.main(config.top_k, config.pairs)
     if dense is None or row is None:
         return None
+
+    def above(one: Mapping[str, Any] | None) -> float | None:
+        return None if one is None else 100 * (float(one["perplexity"]) / dense - 1)
+
     against = evaluation.opponents(row)
-    rival = next((one for one in against if one["mode"] not in _NOT_RIVALS), None)
+    rival = next((one for one in against if one["mode"] not in NOT_RIVALS), None)
     window = next((one for one in against if one["mode"] == "window"), None)
-    return Cell(
-        focus=_above(row, dense) or 0.0,
-        pairs=float(row["pairs"]),
-        rival=_above(rival, dense),
-        rival_name="" if rival is None else OPPONENTS[rival["mode"]],
-        window=_above(window, dense),
-    )
-
-
-def _above(row: dict[str, Any] | None, dense: float) -> float | None:
-    return None if row is None else 100 * (float(row["perplexity"]) / dense - 1)
-
-
-def _there(*values: float | None) -> list[float]:
-    return [value for value in values if value is not None]
+    name = "" if rival is None else OPPONENTS[rival["mode"]]
+    return Cell(above(row) or 0.0, float(row["pairs"]), above(rival), name, above(window))
 
 
 def span(values: Sequence[float], form: str = "{:+.1f}") -> str:
     """Values as ``least to most``, or the one that they all are when written."""
     low, high = form.format(min(values)), form.format(max(values))
     return low if low == high else f"{low} to {high}"
-
-
-def rivals(summary: Summary) -> list[str]:
-    """Names of the opponents that are the best somewhere."""
-    return list(dict.fromkeys(cell.rival_name for cell in summary.cells.values() if cell.rival_name))
 
 
 def layers(config: AdapterConfig, report: GroupReport | None) -> str:

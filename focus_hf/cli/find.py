@@ -89,7 +89,7 @@ def info(
 ) -> None:
     """An adapter in one screen, without downloading its weights; or this machine: versions, devices, kernels."""
     if adapter is not None:
-        from ..hub.info import adapter_info
+        from ..hub.pull import adapter_info
 
         facts = adapter_info(adapter, revision=revision)
         if as_json:

@@ -137,16 +137,14 @@ def card(
     force: Annotated[bool, typer.Option("--force", help="Replace README.md, with what a person wrote in it.")] = False,
 ) -> None:
     """Make the card of an adapter from its files; what a person wrote in README.md stays."""
-    from huggingface_hub import HfApi
-
     from ..card import FocusModelCard
     from ..card.figures import dial_figure
     from ..card.read import CARD, read_card
-    from ..hub.base import base_facts
+    from ..hub.prepare import base_card
     from ..records import load_results, read_config
 
     name = base_model or read_config(adapter).base_model_name_or_path or ""
-    base = base_facts(name, HfApi(library_name="focus_hf")) if name and not Path(name).is_dir() else None
+    base = base_card(name)[0] if name and not Path(name).is_dir() else None
     if write and (results := load_results(adapter)) is not None:
         dial_figure(results, adapter)
     made = FocusModelCard.from_adapter(

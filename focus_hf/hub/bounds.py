@@ -7,12 +7,13 @@ hooks of its own client that do nothing outside `Bounds.run`.
 from __future__ import annotations
 
 import contextvars
-import queue
 import re
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -75,33 +76,27 @@ class Bounds:
             HfHubHTTPError, OSError: as the library says it.
         """
         _watch()
-        results: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
+        done: Future[T] = Future()
         context = contextvars.copy_context()
         context.run(_LIMIT.set, _Limit(self, largest, is_file))
 
         def run() -> None:
             try:
-                results.put((context.run(work), None))
+                done.set_result(context.run(work))
             except BaseException as error:
-                results.put((None, error))
+                done.set_exception(error)
 
         threading.Thread(target=run, daemon=True, name="focus_hf-hub").start()
         try:
-            while True:
-                try:
-                    result, error = results.get(timeout=max(0.0, min(self.left, 1.0)))
-                    break
-                except queue.Empty:
-                    if self.left <= 0:
-                        raise self.too_slow() from None
+            while not wait([done], timeout=max(0.0, min(self.left, 1.0))).done:
+                if self.left <= 0:
+                    raise self.too_slow()
         except BaseException:  # Ctrl-C as well
             self.over = True
             raise
-        if isinstance(error, Exception):
+        if isinstance(error := done.exception(), Exception):
             raise readable(error, self.endpoint) from None
-        if error is not None:
-            raise error
-        return result  # type: ignore[return-value]
+        return done.result()
 
     def too_slow(self) -> HubError:
         return HubError(
@@ -112,86 +107,75 @@ class Bounds:
 
 @dataclass(frozen=True)
 class _Limit:
-    """The bounds of one answer, and its looks at every request and answer of a chain of redirects."""
+    """The bounds of one answer, and of every request and answer of a chain of redirects to it."""
 
     bounds: Bounds
     largest: int
     is_file: bool
-
-    def before(self, request: Any) -> None:
-        """The token goes to the Hub alone, nothing comes compressed, and no silence lasts."""
-        if self.bounds.over:  # nobody waits any more
-            raise self.bounds.too_slow()
-        endpoint, url = self.bounds.endpoint, str(request.url)
-        if endpoint.startswith("https:") and not url.startswith("https:"):
-            raise HubError(f"{endpoint} leads to an address that is not encrypted: it is not followed.")
-        if not same_origin(url, endpoint):
-            request.headers.pop("authorization", None)
-        request.headers["accept-encoding"] = "identity"  # a few bytes could stand for gigabytes
-        limits = request.extensions.get("timeout") or {}
-        kinds = ("connect", "read", "write", "pool")
-        request.extensions["timeout"] = {kind: SILENCE if limits.get(kind) is None else limits[kind] for kind in kinds}
-
-    def after(self, response: Any) -> None:
-        """No header becomes a path, a command to the terminal, another way to download or a long sleep."""
-        request, headers = response.request, response.headers
-        for name, value in headers.items():
-            if not value.isprintable() or name == "x-xet-hash" or len(value) > 8 * LONGEST_REASON:
-                del headers[name]
-        if self.is_file and request.method == "HEAD":
-            commit, etags = headers.get("x-repo-commit"), (headers.get("x-linked-etag"), headers.get("etag"))
-            if commit is not None and not _COMMIT.fullmatch(commit):
-                raise HubError(f"{self.bounds.endpoint} names a commit {one_line(commit)!r}, which cannot be.")
-            if any(etag is not None and not _ETAG.fullmatch(etag) for etag in etags):
-                raise HubError(f"{self.bounds.endpoint} gives a file an ETag that cannot be a name: it is not read.")
-        if headers.get("content-encoding", "identity") != "identity":
-            raise HubError(f"{request.url} is sent compressed, though asked not to be: it is not read.")
-        if response.status_code in (408, 429, 500, 502, 503, 504):
-            self._refuse_long_waits(response)
-        response.stream = _bounded(response, self)
-
-    def _refuse_long_waits(self, response: Any) -> None:
-        headers = response.headers
-        said = [headers.get("retry-after", ""), *re.findall(r"\bt=(\d+)", headers.get("ratelimit", ""))]
-        seconds = max((float(text[:20]) for text in said if text.isascii() and text.isdecimal()), default=0.0)
-        if seconds >= self.bounds.left:
-            raise HubError(
-                f"{response.request.url} answered {response.status_code} and asks to come back in {seconds:,.0f} "
-                f"seconds, longer than the {self.bounds.seconds:.0f} that this waits: try again later."
-            )
 
 
 _LIMIT: contextvars.ContextVar[_Limit | None] = contextvars.ContextVar("focus_hf_limit", default=None)
 
 
 def _before(request: Any) -> None:
-    if (limit := _LIMIT.get()) is not None:
-        limit.before(request)
+    """The token goes to the Hub alone, nothing comes compressed, and no silence lasts."""
+    if (limit := _LIMIT.get()) is None:
+        return
+    if limit.bounds.over:  # nobody waits any more
+        raise limit.bounds.too_slow()
+    endpoint, url = limit.bounds.endpoint, str(request.url)
+    if endpoint.startswith("https:") and not url.startswith("https:"):
+        raise HubError(f"{endpoint} leads to an address that is not encrypted: it is not followed.")
+    if not same_origin(url, endpoint):
+        request.headers.pop("authorization", None)
+    request.headers["accept-encoding"] = "identity"  # a few bytes could stand for gigabytes
+    limits = request.extensions.get("timeout") or {}
+    kinds = ("connect", "read", "write", "pool")
+    request.extensions["timeout"] = {kind: SILENCE if limits.get(kind) is None else limits[kind] for kind in kinds}
 
 
 def _after(response: Any) -> None:
-    if (limit := _LIMIT.get()) is not None:
-        limit.after(response)
+    """No header becomes a path, a command to the terminal, another way to download or a long sleep."""
+    if (limit := _LIMIT.get()) is None:
+        return
+    request, headers, bounds = response.request, response.headers, limit.bounds
+    for name, value in headers.items():
+        if not value.isprintable() or name == "x-xet-hash" or len(value) > 8 * LONGEST_REASON:
+            del headers[name]
+    if limit.is_file and request.method == "HEAD":
+        commit, etags = headers.get("x-repo-commit"), (headers.get("x-linked-etag"), headers.get("etag"))
+        if commit is not None and not _COMMIT.fullmatch(commit):
+            raise HubError(f"{bounds.endpoint} names a commit {one_line(commit)!r}, which cannot be.")
+        if any(etag is not None and not _ETAG.fullmatch(etag) for etag in etags):
+            raise HubError(f"{bounds.endpoint} gives a file an ETag that cannot be a name: it is not read.")
+    if headers.get("content-encoding", "identity") != "identity":
+        raise HubError(f"{request.url} is sent compressed, though asked not to be: it is not read.")
+    if response.status_code in (408, 429, 500, 502, 503, 504):
+        said = [headers.get("retry-after", ""), *re.findall(r"\bt=(\d+)", headers.get("ratelimit", ""))]
+        seconds = max((float(text[:20]) for text in said if text.isascii() and text.isdecimal()), default=0.0)
+        if seconds >= bounds.left:
+            raise HubError(
+                f"{request.url} answered {response.status_code} and asks to come back in {seconds:,.0f} seconds, "
+                f"longer than the {bounds.seconds:.0f} that this waits: try again later."
+            )
+    response.stream = _bounded(response, limit)
+
+
+def _watched(make: Callable[[], Any]) -> Any:
+    """A client of the library's, with the hooks in it."""
+    client = make()
+    for kind, hook in (("request", _before), ("response", _after)):
+        if hook not in client.event_hooks[kind]:
+            client.event_hooks[kind].append(hook)
+    return client
 
 
 def _watch() -> None:
     """Put the hooks into the library's client, and into those that it makes anew after a failed connection."""
-
-    def add(client: Any) -> Any:
-        for kind, hook in (("request", _before), ("response", _after)):
-            if hook not in client.event_hooks[kind]:
-                client.event_hooks[kind].append(hook)
-        return client
-
-    make = _http._GLOBAL_CLIENT_FACTORY
-    if not getattr(make, "of_focus_hf", False):
-
-        def bounded() -> Any:
-            return add(make())
-
-        bounded.of_focus_hf = True  # type: ignore[attr-defined]
-        _http._GLOBAL_CLIENT_FACTORY = bounded  # `set_client_factory` would close the client under other threads
-    add(get_session())
+    if getattr(_http._GLOBAL_CLIENT_FACTORY, "func", None) is not _watched:
+        # `set_client_factory` would close the client under other threads
+        _http._GLOBAL_CLIENT_FACTORY = partial(_watched, _http._GLOBAL_CLIENT_FACTORY)
+    _watched(get_session)
 
 
 def _bounded(response: Any, limit: _Limit) -> Any:
@@ -223,11 +207,7 @@ def _bounded(response: Any, limit: _Limit) -> Any:
 
 
 def same_origin(url: str, endpoint: str) -> bool:
-    """Whether an address is on the same server, reached in the same way.
-
-    Raises:
-        ValueError: it is none.
-    """
+    """Whether an address is on the same server, reached in the same way; `ValueError` if it is no address."""
     one, other = urlsplit(url), urlsplit(endpoint)
     ports = [parts.port or {"http": 80, "https": 443}.get(parts.scheme) for parts in (one, other)]
     return (one.scheme, one.hostname, ports[0]) == (other.scheme, other.hostname, ports[1])

@@ -7,21 +7,22 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from huggingface_hub.errors import (
-    EntryNotFoundError,
-    GatedRepoError,
-    HfHubHTTPError,
-    LocalEntryNotFoundError,
-    OfflineModeIsEnabled,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-)
+from huggingface_hub import errors as hf
 
 from ..commits import is_connection
 from ..escape import one_line
 
 #: Characters of a server's reason that are shown: a paragraph.
 LONGEST_REASON = 1_000
+
+#: Trouble with the machine's own disk.
+_DISK = {
+    errno.ENOSPC: "No space is left on the disk{}: free some, or move the cache with HF_HOME.",
+    **dict.fromkeys(
+        (errno.EROFS, errno.EACCES, errno.EPERM),
+        "Files cannot be written here{}: choose another folder, or move the cache with HF_HOME.",
+    ),
+}
 
 
 class HubError(RuntimeError):
@@ -33,28 +34,29 @@ def hub_errors(repo_id: str, endpoint: str) -> Iterator[None]:
     """Turn the client's exceptions inside the block into `HubError`."""
     try:
         yield
-    except GatedRepoError:  # a subclass of RepositoryNotFoundError
+    except hf.GatedRepoError:  # a subclass of RepositoryNotFoundError
         raise HubError(f"{repo_id} is gated: ask for access on its page, then log in with `hf auth login`.") from None
-    except RepositoryNotFoundError:
+    except hf.RepositoryNotFoundError:
         raise HubError(
             f"{repo_id} does not exist on {endpoint}, or is private: check the name, or log in with `hf auth login`."
         ) from None
-    except RevisionNotFoundError:
+    except hf.RevisionNotFoundError:
         raise HubError(f"{repo_id} has no such revision: check the branch, tag or commit.") from None
-    except LocalEntryNotFoundError as error:
+    except hf.LocalEntryNotFoundError as error:
         raise HubError(f"{repo_id} is not in the cache, and {endpoint} was not reached: {_line(error)}") from None
-    except EntryNotFoundError as error:
+    except hf.EntryNotFoundError as error:
         raise HubError(f"{repo_id} lacks a file: {_line(error)}") from None
-    except OfflineModeIsEnabled:
+    except hf.OfflineModeIsEnabled:
         raise HubError("The Hub is switched off by HF_HUB_OFFLINE=1: unset it, or use what is in the cache.") from None
-    except HfHubHTTPError as error:
+    except hf.HfHubHTTPError as error:
         raise HubError(_of_status(error, repo_id, endpoint)) from None
     except Exception as error:
         if is_connection(error):
             what = f"{endpoint} cannot be reached ({_line(error)}): check the network or HF_ENDPOINT."
             raise HubError(what) from None
-        if isinstance(error, OSError):
-            _raise_for_disk(error)
+        if isinstance(error, OSError) and error.errno in _DISK:
+            place = f" ({error.filename})" if error.filename else ""
+            raise HubError(_DISK[error.errno].format(place)) from None
         raise
 
 
@@ -62,7 +64,7 @@ def readable(error: Exception, endpoint: str) -> Exception:
     """What the library raised, as `hub_errors` understands it; of answers without sense it raises anything."""
     if isinstance(error, RuntimeError) and not isinstance(error, HubError) and isinstance(error.__cause__, Exception):
         error = error.__cause__  # of an upload in parts
-    is_known = isinstance(error, HubError | HfHubHTTPError | LocalEntryNotFoundError | OfflineModeIsEnabled)
+    is_known = isinstance(error, HubError | hf.HfHubHTTPError | hf.LocalEntryNotFoundError | hf.OfflineModeIsEnabled)
     if is_known or is_connection(error) or (isinstance(error, OSError) and error.errno is not None):
         return error
     if isinstance(error, ValueError | OSError) and not isinstance(error, json.JSONDecodeError):  # it says why
@@ -70,19 +72,8 @@ def readable(error: Exception, endpoint: str) -> Exception:
     return HubError(f"{endpoint} gives answers that make no sense ({one_line(repr(error), 100)}): is it a Hub?")
 
 
-def _raise_for_disk(error: OSError) -> None:
-    """Say what to do where the machine's own disk is the trouble."""
-    place = f" ({error.filename})" if error.filename else ""
-    if error.errno == errno.ENOSPC:
-        raise HubError(f"No space is left on the disk{place}: free some, or move the cache with HF_HOME.") from None
-    if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
-        raise HubError(
-            f"Files cannot be written here{place}: choose another folder, or move the cache with HF_HOME."
-        ) from None
-
-
-def _of_status(error: HfHubHTTPError, repo_id: str, endpoint: str) -> str:
-    status = error.response.status_code if error.response is not None else None
+def _of_status(error: hf.HfHubHTTPError, repo_id: str, endpoint: str) -> str:
+    status = error.response.status_code
     if status == 401:
         return f"{endpoint} does not accept the token: log in with `hf auth login`, or pass token=."
     if status == 403:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import random
 import tempfile
 import time
@@ -10,26 +11,27 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import CommitInfo, CommitOperationAdd, HfApi
+from huggingface_hub import CommitInfo, CommitOperationAdd
 from huggingface_hub.errors import HfHubHTTPError
 
 from ..card.card import FocusModelCard
 from ..card.metadata import check_hub_id
-from ..card.read import CARD, read_card
+from ..card.read import CARD, is_ours, own_words, read_card, read_metadata
+from ..card.sections import CardText
 from ..escape import one_line
 from ..files import write_atomically
+from ..front_matter import card_metadata
 from ..records.results import Results, load_results, save_results
-from .bounds import Bounds
-from .errors import LONGEST_REASON, HubError, hub_errors
-from .files import adapter_files
-from .merge_card import difference, merge_cards, missing_licence
-from .place import Remote, look, place_for, stop_if_concerned
-from .prepare import gather, name_base
-from .remote import Hub
+from .errors import LONGEST_REASON, HubError
+from .prepare import Remote, gather, look, name_base, place_for, stop_if_concerned
+from .remote import Hub, adapter_files
 
 #: How often a push starts again because somebody else pushed something that does not concern it, and the longest wait
 #: in between: random, so that those who push at once do not meet again.
 _TRIES, _LONGEST_WAIT = 12, 4.0
+
+#: Lines of a card that are compared with another; the time it takes grows with their square.
+_MOST_LINES = 5_000
 
 
 @dataclass(frozen=True)
@@ -110,25 +112,23 @@ def push_to_hub(
         HubError: the Hub refused or was not reached, or somebody has changed the same files meanwhile.
     """
     check_hub_id(repo_id, "repository")
-    api = HfApi(endpoint=endpoint, token=token, library_name="focus_hf")
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         gather(model_or_folder, folder, adapter_name, results)
         if explorer is not None:
-            save_results(
-                replace(load_results(folder) or Results(), explorer=check_hub_id(explorer, "explorer")), folder
-            )
-        base = name_base(folder, base_model, api)
-        card = FocusModelCard.from_adapter(folder, repo_id=repo_id, base=base, endpoint=api.endpoint, **card_options)
+            told = replace(load_results(folder) or Results(), explorer=check_hub_id(explorer, "explorer"))
+            save_results(told, folder)
+        base = name_base(folder, base_model, endpoint, token)
+        card = FocusModelCard.from_adapter(folder, repo_id=repo_id, base=base, endpoint=endpoint, **card_options)
         written = read_card(folder)
         before: Remote | None = None
         for number in range(_TRIES):
             if number:
                 time.sleep(random.uniform(0.0, min(_LONGEST_WAIT, 0.2 * 2**number)))
-            notes: list[str] = []
+            hub, notes = Hub(endpoint, token), list[str]()
             try:
-                with hub_errors(repo_id, api.endpoint):
-                    remote = look(Hub(api), repo_id, revision)
+                with hub.errors(repo_id):
+                    remote = look(hub, repo_id, revision)
             except HubError as error:
                 if not dry_run:
                     raise
@@ -140,44 +140,75 @@ def push_to_hub(
                 )
             stop_if_concerned(before, remote, folder, repo_id)
             before = remote
-            merged = merge_cards(card, written, remote.card, force, notes)
-            notes += missing_licence(merged, base)
+            merged = _merge_cards(card, written, None if force else remote.card, notes)
+            if not read_metadata(merged).get("license"):
+                why = "model was not found on the Hub" if base is None else "model's page does not state one"
+                notes.append(f"The card states no licence: the base {why}. Give one with license (--license).")
             write_atomically(folder / CARD, merged.encode())
-            plan = _plan(repo_id, folder, remote, merged, notes)
+            sizes = {name: (folder / name).stat().st_size for name in adapter_files(folder)}
+            if remote.card == merged:
+                del sizes[CARD]
+            plan = PushPlan(repo_id, sizes, _difference(remote.card, merged), notes)
             if dry_run:
                 return plan
-            with hub_errors(repo_id, api.endpoint):
+            for note in notes:
+                warnings.warn(note, stacklevel=2)
+            with hub.errors(repo_id):
                 try:
-                    return _commit(api, plan, folder, remote, revision, private, create_pr, commit_message)
+                    return _commit(hub, plan, folder, remote, private, revision, create_pr, commit_message)
                 except HfHubHTTPError as error:
-                    if error.response is None or error.response.status_code not in (409, 412):
+                    if error.response.status_code not in (409, 412):
                         raise
         raise HubError(f"{repo_id} changes all the time: push again when others have finished.")
 
 
-def _plan(repo_id: str, folder: Path, remote: Remote, card: str, notes: list[str]) -> PushPlan:
-    names = adapter_files(folder)
-    if remote.card is not None and remote.card == card:
-        names.remove(CARD)
-    changes = "" if remote.card is None else difference(remote.card, card)
-    return PushPlan(repo_id, {name: (folder / name).stat().st_size for name in names}, changes, list(notes))
+def _merge_cards(made: FocusModelCard, written: str | None, remote: str | None, notes: list[str]) -> str:
+    """The card to push, from the one made now, the folder's and the Hub's; nobody's words are lost: `ValueError` if
+    both hold words that the other lacks, or one cannot be read."""
+    for card, where in ((remote, "on the Hub"), (written, "in the folder")):
+        try:
+            card_metadata(card or "")
+        except ValueError as error:
+            raise ValueError(
+                f"The README.md {where} has metadata that cannot be read ({one_line(str(error))}): mend it there, or "
+                "replace the one on the Hub with force (--force)."
+            ) from None
+    older = [card for card in (remote, written) if card is not None]
+    if len({own_words(card) for card in older} - {""}) > 1:
+        raise ValueError(
+            "The card on the Hub has words that the folder's README.md lacks, and the other way round: bring them "
+            "together in the folder's and pass force (--force), which replaces the one on the Hub."
+        )
+    if any(own_words(card) and not is_ours(card) for card in older):
+        notes.append("The card was written by hand: its words stay, ours follow them (--force replaces it).")
+    merged = made.refreshing(*older)
+    if edited := CardText.parse(merged.text).edited:
+        notes.append(f"Changed by hand and left as they are: sections {', '.join(edited)} of the card.")
+    return str(merged)
+
+
+def _difference(old: str | None, new: str) -> str:
+    """What becomes of a card, as ``diff -u`` shows it; of one that is very long, how long it was and is."""
+    if old is None:
+        return ""
+    before, after = old.splitlines(), new.splitlines()
+    if max(len(before), len(after)) > _MOST_LINES:
+        return f"(a card of {len(before):,} lines becomes one of {len(after):,})"
+    return "\n".join(difflib.unified_diff(before, after, "card on the Hub", "card to push", lineterm=""))
 
 
 def _commit(
-    api: HfApi,
+    hub: Hub,
     plan: PushPlan,
     folder: Path,
     remote: Remote,
-    revision: str | None,
     private: bool,
+    revision: str | None,
     create_pr: bool,
     message: str | None,
 ) -> Pushed:
-    for note in plan.notes:
-        warnings.warn(note, stacklevel=4)
-    bounds = Bounds(api.endpoint)
-    bounds.arrived(sum(plan.files.values()))
-    additions = [CommitOperationAdd(name, folder / name) for name in plan.files]
+    api, additions = hub.api, [CommitOperationAdd(name, folder / name) for name in plan.files]
+    hub.bounds.arrived(sum(plan.files.values()))
 
     def send() -> CommitInfo:
         with place_for(api, plan.repo_id, remote, revision, private) as parent:
@@ -194,7 +225,7 @@ def _commit(
 
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        done = bounds.run(send)
+        done = hub.bounds.run(send)
     for warning in said:  # what the server says of the card
         text = one_line(" ".join(str(warning.message).split()), LONGEST_REASON)
         warnings.warn_explicit(text, warning.category, warning.filename, warning.lineno)

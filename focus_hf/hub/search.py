@@ -3,32 +3,38 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from itertools import islice
+from typing import Any, TypeVar
 
-from huggingface_hub import HfApi, ModelInfo
+from huggingface_hub import ModelInfo
 
-from ..escape import one_line
-from ..records.adapter_files import CONFIG_FILE, GROUPS_FILE, HUB_TAG, AdapterFileError, read_config
+from ..escape import one_line, shown
+from ..front_matter import strings
+from ..records.adapter_files import CONFIG_FILE, GROUPS_FILE, HUB_TAG, read_config, read_json
 from ..records.group_facts import NAMELESS
 from ..records.group_report import GroupReport
 from ..records.typed import is_number
-from .errors import HubError, hub_errors
-from .files import LARGEST
-from .remote import Hub, card, files, read_model, strings
+from .errors import HubError
+from .remote import Hub, card, check_model, files
 
-#: Orders, best first.
-SORTS = ("downloads", "likes", "date", "perplexity")
+#: Orders, best first, and what the Hub calls them; it knows no perplexities.
+SORTS = {"downloads": "downloads", "likes": "likes", "date": "lastModified", "perplexity": "downloads"}
 
-#: What the Hub calls them; it knows no perplexities.
-_SERVER_SORTS = {"likes": "likes", "date": "lastModified"}
+#: Numbers that a card states of its adapter, by their names in `Found`.
+_NUMBERS = {
+    **dict.fromkeys(("num_groups", "top_k", "local_window", "parameters", "context_length"), int),
+    **dict.fromkeys(("perplexity_change", "pairs"), float),
+}
 
 #: Repositories without our tag whose configuration a search reads.
 MOST_UNTAGGED = 40
 
 #: A group report larger than this is not read for a search.
 _LARGEST_REPORT = 8_000_000
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -118,35 +124,26 @@ def search(
         raise ValueError(f"sort must be one of {', '.join(SORTS)}, got {sort!r}.")
     if limit < 1:
         raise ValueError(f"limit must be at least 1, got {limit}.")
-    api = HfApi(endpoint=endpoint, token=token, library_name="focus_hf")
-    hub = Hub(api)
+    hub = Hub(endpoint, token)
     of_base = [f"base_model:adapter:{base_model}"] if base_model else []
-    query = [("sort", _SERVER_SORTS.get(sort, "downloads"))]
-    query += [(name, value) for name, value in (("author", author), ("search", text)) if value]
-    query += [("full", "true"), ("cardData", "true")]
+    query = {"sort": SORTS[sort], "full": "true", "cardData": "true"}
+    query |= {name: value for name, value in (("author", author), ("search", text)) if value}
     # The configuration knows the base model too, of few enough repositories that the Hub need not sort them out.
     untagged = [*tags] if author or text else [*tags, *of_base] if of_base else None
     found: list[Found] = []
-    with hub_errors(base_model or "The search", api.endpoint):
+    with hub.errors(base_model or "The search"):
         for model in _candidates(hub, query, [HUB_TAG, *tags, *of_base], untagged):
             try:
                 adapter = _read(model, hub)
-                wanted = all(
-                    value is None or value == getattr(adapter, name)
-                    for name, value in (("num_groups", num_groups), ("top_k", top_k))
-                )
-                if not set(of_base) <= _tags(model) and adapter.base_model != base_model:
-                    continue
-                if not wanted:
-                    continue
-                if group is not None:
+                fits = not of_base or adapter.base_model == base_model or set(of_base) <= _tags(model)
+                fits &= num_groups in (None, adapter.num_groups) and top_k in (None, adapter.top_k)
+                if fits and group is not None:
                     adapter.groups = [where for where in _groups(model, hub) if _matches(where, group)]
-                    if not adapter.groups:
-                        continue
+                    fits = bool(adapter.groups)
             except (HubError, ValueError) as error:
                 _leave_out(error, hub)
                 continue
-            found.append(adapter)
+            found += [adapter] if fits else []
             if len(found) == limit and sort != "perplexity":
                 break
     if sort == "perplexity":
@@ -154,49 +151,59 @@ def search(
     return found[:limit]
 
 
-def _candidates(
-    hub: Hub, query: list[tuple[str, str]], tagged: list[str], untagged: list[str] | None
-) -> Iterator[ModelInfo]:
-    """Repositories with our tag; then those whose configuration says what they are.
-
-    Args:
-        hub: asks.
-        query: order, author, part of the name.
-        tagged: tags that a repository must have, ours among them.
-        untagged: tags that one without ours must have; ``None`` if such are not looked for.
-    """
-    for model in _matching(hub, query, tagged):
-        yield model
-    if untagged is None:
-        return
-    looked_into = 0
-    for model in _matching(hub, query, untagged):
-        if HUB_TAG in _tags(model) or CONFIG_FILE not in files(model):
-            continue
-        if looked_into == MOST_UNTAGGED:
-            warnings.warn(
-                f"More than {MOST_UNTAGGED} repositories without the tag {HUB_TAG!r} match: the others were left out.",
-                stacklevel=4,
-            )
-            return
-        looked_into += 1
-        if hub.is_focus(model):
-            yield model
+def _candidates(hub: Hub, query: dict[str, str], tagged: list[str], untagged: list[str] | None) -> Iterator[ModelInfo]:
+    """Repositories that have all of some tags, ours among them; then those without ours that have all of others
+    (``None``: such are not looked for) and whose configuration says what they are."""
+    yield from _matching(hub, query, tagged)
+    found = _matching(hub, query, untagged) if untagged is not None else iter(())
+    others = (model for model in found if HUB_TAG not in _tags(model) and CONFIG_FILE in files(model))
+    yield from (model for model in islice(others, MOST_UNTAGGED) if _is_focus(model, hub))
+    if next(others, None) is not None:
+        warnings.warn(
+            f"More than {MOST_UNTAGGED} repositories without the tag {HUB_TAG!r} match: the others were left out.",
+            stacklevel=4,
+        )
 
 
-def _matching(hub: Hub, query: list[tuple[str, str]], tags: list[str]) -> Iterator[ModelInfo]:
-    for said in hub.models([*(("filter", tag) for tag in tags), *query]):
+def _matching(hub: Hub, query: dict[str, str], tags: list[str]) -> Iterator[ModelInfo]:
+    for said in hub.models(filter=tags, **query):
         try:
             model = read_model(said)
-        except (HubError, ValueError) as error:
+        except HubError as error:
             _leave_out(error, hub)
             continue
         if set(tags) <= _tags(model):  # there are Hubs without filters
             yield model
 
 
+def read_model(said: Any) -> ModelInfo:
+    """One result of a search; raises `HubError` if it makes no sense."""
+    try:
+        model = ModelInfo(**said)
+    except Exception as error:  # the library's readers fail in many ways
+        raise HubError(f"The Hub describes a repository in a way that makes no sense: {shown(error)}") from None
+    check_model(model)
+    return model
+
+
 def _tags(model: ModelInfo) -> set[str]:
     return {*(model.tags or ()), *strings(card(model).get("tags"))}
+
+
+def _is_focus(model: ModelInfo, hub: Hub) -> bool:
+    """Whether a repository with a configuration holds a Focus adapter, as that says."""
+    said = _tried(lambda: read_json(hub.fetch(model, CONFIG_FILE)), hub)
+    return isinstance(said, dict) and said.get("peft_type") == "FOCUS"
+
+
+def _tried(read: Callable[[], T], hub: Hub) -> T | None:
+    """What can be read of a file, ``None`` if it is gated or not what it should be; raises if no time is left."""
+    try:
+        return read()
+    except (HubError, ValueError):
+        if hub.bounds.over:
+            raise
+        return None
 
 
 def _leave_out(error: Exception, hub: Hub) -> None:
@@ -209,38 +216,27 @@ def _leave_out(error: Exception, hub: Hub) -> None:
 def _read(model: ModelInfo, hub: Hub) -> Found:
     """What the card says; settings from the configuration where the card is silent."""
     about = card(model)
-    said = about.get("focus")
-    focus: dict[str, Any] = said if isinstance(said, dict) else {}
-    values = {name: _number(focus.get(name), int) for name in ("num_groups", "top_k", "local_window")}
-    base = about.get("base_model")
-    missing = any(
-        value is None for name, value in values.items() if name != "top_k" or focus.get("routing") != "cells"
-    )
-    if missing and model.sha and CONFIG_FILE in files(model):
-        try:
-            config = read_config(hub.fetch(model, CONFIG_FILE, LARGEST[CONFIG_FILE]).parent)
-            values = {name: getattr(config, name) for name in values}
-            values |= {"top_k": None} if config.by_cells else {}
-            base = base or config.base_model_name_or_path
-        except (AdapterFileError, HubError):  # gated, or not an adapter that we can read: listed all the same
-            if hub.bounds.over:
-                raise
-    license, told = about.get("license"), focus.get("losses")
-    losses: dict[Any, Any] = told if isinstance(told, dict) else {}
+    focus = _mapping(about.get("focus"))
+    numbers = {name: kind(focus[name]) for name, kind in _NUMBERS.items() if is_number(focus.get(name))}
+    bases = strings(about.get("base_model"))
+    needed = {"num_groups", "local_window"} | (set() if focus.get("routing") == "cells" else {"top_k"})
+    if not needed <= numbers.keys() and CONFIG_FILE in files(model):
+        config = _tried(lambda: read_config(hub.fetch(model, CONFIG_FILE).parent), hub)
+        if config is not None:  # an adapter that we cannot read is listed all the same
+            numbers |= {"num_groups": config.num_groups, "local_window": config.local_window}
+            numbers["top_k"] = None if config.by_cells else config.top_k
+            bases = bases or strings(config.base_model_name_or_path)
+    losses = _mapping(focus.get("losses")).items()
     return Found(
         model.id,
-        next(iter(strings(base)), None),
-        **values,
-        parameters=_number(focus.get("parameters"), int),
-        perplexity_change=_number(focus.get("perplexity_change"), float),
-        losses={text: loss for text, loss in losses.items() if isinstance(text, str) and is_number(loss)},
-        pairs=_number(focus.get("pairs"), float),
-        context_length=_number(focus.get("context_length"), int),
+        next(iter(bases), None),
+        **numbers,
+        losses={text: loss for text, loss in losses if isinstance(text, str) and is_number(loss)},
         groups=strings(focus.get("groups")),
         downloads=model.downloads or 0,
         likes=model.likes or 0,
         updated=f"{model.last_modified:%Y-%m-%d}" if model.last_modified else "",
-        license=license if isinstance(license, str) else None,
+        license=about.license if isinstance(about.license, str) else None,
         datasets=strings(about.get("datasets")),
         private=bool(model.private),
         gated=bool(model.gated),
@@ -248,14 +244,14 @@ def _read(model: ModelInfo, hub: Hub) -> Found:
     )
 
 
-def _number(value: Any, kind: type) -> Any:
-    """A number from a card, which may say anything."""
-    return kind(value) if is_number(value) else None
+def _mapping(value: Any) -> dict[Any, Any]:
+    """A mapping from a card, which may say anything."""
+    return value if isinstance(value, dict) else {}
 
 
 def _groups(model: ModelInfo, hub: Hub) -> Iterator[str]:
     """What each group of an adapter is about, and where it is: ``"punctuation (layer 2, group 3)"``."""
-    if not model.sha or GROUPS_FILE not in files(model):
+    if GROUPS_FILE not in files(model):
         return
     report = GroupReport.from_json(hub.fetch(model, GROUPS_FILE, _LARGEST_REPORT))
     for number, layer in enumerate(report.layers):

@@ -7,7 +7,7 @@ import json
 import math
 import os
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -28,16 +28,8 @@ HUB_TAG = "focus"
 ROUTER = "group_router"
 
 #: Everything that travels with an adapter, as patterns.
-ADAPTER_FILES = (
-    CONFIG_FILE,
-    WEIGHTS_FILE,
-    RESULTS_FILE,
-    GROUPS_FILE,
-    SAMPLE_FILE,
-    "README.md",
-    "figures/*.png",
-    "figures/*.svg",
-)
+_FIGURES = ("figures/*.png", "figures/*.svg")
+ADAPTER_FILES = (CONFIG_FILE, WEIGHTS_FILE, RESULTS_FILE, GROUPS_FILE, SAMPLE_FILE, "README.md", *_FIGURES)
 
 PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 
@@ -61,9 +53,6 @@ class AdapterConfig(FocusSettings):
     target_modules: list[str] | str | None = None
     exclude_modules: list[str] | str | None = None
 
-    def __post_init__(self) -> None:
-        self.validate()
-
     @property
     def num_layers(self) -> int:
         """Routed layers."""
@@ -77,11 +66,7 @@ class AdapterConfig(FocusSettings):
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file of an adapter.
-
-    Raises:
-        AdapterFileError: it is not JSON.
-    """
+    """Read a JSON file of an adapter; `AdapterFileError` if it is none."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:  # nested thousands deep
@@ -90,11 +75,8 @@ def read_json(path: Path) -> Any:
 
 
 def read_config(folder: str | os.PathLike[str]) -> AdapterConfig:
-    """Read and check ``adapter_config.json``.
-
-    Raises:
-        AdapterFileError: it is missing, is not JSON, or does not describe a Focus adapter that can be read.
-    """
+    """Read and check ``adapter_config.json``; `AdapterFileError` if it is missing, is not JSON, or does not describe a
+    Focus adapter that can be read."""
     path = Path(folder) / CONFIG_FILE
     if not path.is_file():
         raise AdapterFileError(f"{path} does not exist: {folder} is not the folder of an adapter.")
@@ -115,33 +97,29 @@ def read_config(folder: str | os.PathLike[str]) -> AdapterConfig:
 
 
 def check_tensors(shapes: Mapping[str, Sequence[int]], config: FocusSettings, source: str) -> None:
-    """Check names and shapes of an adapter's tensors against its configuration.
-
-    Raises:
-        AdapterFileError: a tensor is missing, foreign, or of another shape.
-    """
-    layers: dict[str, dict[str, Sequence[int]]] = defaultdict(dict)
-    for name, shape in shapes.items():
-        layer, _, kind = name.rpartition(".")
-        layers[layer][kind] = shape
-    expected = config.tensor_shapes()
-    for name in sorted(shapes):
+    """Raise `AdapterFileError` if, by the configuration, a tensor is missing, foreign, or of another shape."""
+    layers: dict[str, dict[str, tuple[int, ...]]] = defaultdict(dict)
+    for name, shape in sorted(shapes.items()):
         layer, _, kind = name.rpartition(".")
         if not kind.startswith("focus_") or not layer.endswith(f".{ROUTER}"):
             raise AdapterFileError(
                 f"{source} holds {one_line(name)!r}, which is not part of a Focus adapter; do not use it."
             )
+        layers[layer][kind] = tuple(shape)
+    expected = config.tensor_shapes()
     for layer, found in sorted(layers.items()):
         layer = one_line(layer)
         for kind, shape in expected.items():
             if kind not in found:
                 raise AdapterFileError(f"{source} lacks {layer}.{kind}; it is incomplete, download it again.")
-            if tuple(found[kind]) != shape:
+            if found[kind] != shape:
                 raise AdapterFileError(
-                    f"{source}: {layer}.{kind} has shape {tuple(found[kind])}, but {CONFIG_FILE} asks for {shape}."
+                    f"{source}: {layer}.{kind} has shape {found[kind]}, but {CONFIG_FILE} asks for {shape}."
                 )
         if foreign := sorted(found.keys() - expected.keys()):
-            raise AdapterFileError(f"{source} holds {layer}.{foreign[0]}, which {CONFIG_FILE} does not ask for.")
+            raise AdapterFileError(
+                f"{source} holds {layer}.{one_line(foreign[0])}, which {CONFIG_FILE} does not ask for."
+            )
     asked = len(config.layers or [])
     if len(layers) != asked:
         raise AdapterFileError(
@@ -164,7 +142,7 @@ def check_adapter(folder: str | os.PathLike[str]) -> AdapterConfig:
     folder = Path(folder)
     config = read_config(folder)
     weights = folder / WEIGHTS_FILE
-    refuse_pickles([path.name for path in folder.iterdir() if path.stem == weights.stem], str(folder))
+    refuse_pickles((path.name for path in folder.iterdir() if path.stem == weights.stem), str(folder))
     if not weights.is_file():
         raise AdapterFileError(f"{weights} does not exist; save or download the adapter again.")
     modules = _check_weights(weights, config)
@@ -173,35 +151,28 @@ def check_adapter(folder: str | os.PathLike[str]) -> AdapterConfig:
 
 
 def _check_weights(path: Path, config: FocusSettings) -> list[str]:
-    """Check a file of weights against its configuration, without torch: names and shapes, then numbers.
+    """Check a file of weights against its configuration, without torch, which takes seconds: names and shapes, then
+    numbers. Returns the names of the attention modules that it routes."""
+    from safetensors import SafetensorError, deserialize
 
-    Returns:
-        The names of the attention modules that it routes.
-    """
     try:
-        tensors = _read_tensors(path)
-    except ValueError as error:
+        tensors = dict(deserialize(path.read_bytes()))
+    except SafetensorError as error:
         raise AdapterFileError(
             f"{path} is damaged or cut short ({one_line(str(error))}); download it again."
         ) from None
-    check_tensors({name: tuple(tensor["shape"]) for name, tensor in tensors.items()}, config, str(path))
+    check_tensors({name: tensor["shape"] for name, tensor in tensors.items()}, config, str(path))
     for name, tensor in tensors.items():
         check_numbers(name, tensor["dtype"], _are_finite(tensor, LARGEST[config.by_cells]), str(path))
     return sorted({name.rpartition(f".{ROUTER}.")[0] for name in tensors})
 
 
 def check_numbers(name: str, dtype: str, are_finite: bool | None, source: str) -> None:
-    """Check the numbers of one tensor of an adapter.
+    """Raise `AdapterFileError` if the numbers of a tensor are not finite floating-point numbers.
 
     Args:
-        name: of the tensor.
-        dtype: its type, in words.
-        are_finite: whether all its numbers are finite as they are kept (`LARGEST`); ``None`` where they are no
-            floating-point numbers.
-        source: where it stands.
-
-    Raises:
-        AdapterFileError: they are not finite floating-point numbers.
+        are_finite: whether all are finite as they are kept (`LARGEST`); ``None`` where they are no floating-point
+            numbers.
     """
     name = one_line(name)
     if are_finite is None:
@@ -241,26 +212,11 @@ _FLOATS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 LARGEST = {True: 65504.0, False: 3.4028234663852886e38}
 
 
-def _read_tensors(path: Path) -> dict[str, dict[str, Any]]:
-    """Type, shape and bytes of tensors by name. Reads safetensors by itself: torch takes seconds.
-
-    Raises:
-        ValueError: the file is not whole.
-    """
-    from safetensors import SafetensorError, deserialize
-
-    try:
-        return dict(deserialize(path.read_bytes()))
-    except SafetensorError as error:
-        raise ValueError(str(error)) from None
-
-
 def _are_finite(tensor: Mapping[str, Any], largest: float) -> bool | None:
     """Whether no number of a tensor is too large, or none; ``None`` where they are no floating-point numbers."""
     import numpy as np
 
-    kind = _FLOATS.get(tensor["dtype"])
-    if kind is None:
+    if (kind := _FLOATS.get(tensor["dtype"])) is None:
         return None
     values = np.frombuffer(tensor["data"], dtype=kind)
     if tensor["dtype"] == "BF16":
@@ -274,14 +230,14 @@ def weights_hash(folder: str | os.PathLike[str]) -> str:
     return hashlib.sha256((Path(folder) / WEIGHTS_FILE).read_bytes()).hexdigest()
 
 
-def refuse_pickles(names: Sequence[str], source: str) -> None:
+def refuse_pickles(names: Iterable[str], source: str) -> None:
     """Raise `AdapterFileError` if there is a file that could run code when it is loaded."""
-    pickles = [name for name in names if name.lower().endswith(PICKLES)]
-    if pickles:
-        raise AdapterFileError(
-            f"{source} holds {pickles[0]}, a pickle, which can run code when it is loaded. "
-            f"Focus adapters are {WEIGHTS_FILE} only; remove the file."
-        )
+    for name in names:
+        if name.lower().endswith(PICKLES):
+            raise AdapterFileError(
+                f"{source} holds {name}, a pickle, which can run code when it is loaded. "
+                f"Focus adapters are {WEIGHTS_FILE} only; remove the file."
+            )
 
 
 def names_a_folder(adapter: str) -> bool:
@@ -290,10 +246,6 @@ def names_a_folder(adapter: str) -> bool:
 
 
 def check_writable(adapter: str) -> None:
-    """Make sure that an adapter is a folder of the user's, into which files may be put.
-
-    Raises:
-        ValueError: it is on the Hub, and what lies on this machine is a cache.
-    """
+    """Raise `ValueError` if an adapter is on the Hub, not a folder of the user's: what lies here is a cache."""
     if not os.path.isdir(adapter):
         raise ValueError(f"--write puts files into the adapter's folder: pull {adapter} into one first.")

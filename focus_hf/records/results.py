@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Hashable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from ..escape import one_line, shown
 from ..files import write_atomically
@@ -15,8 +14,6 @@ from .adapter_files import RESULTS_FILE, AdapterFileError, read_json
 from .typed import check_types, is_number
 
 SCHEMA = 2
-
-T = TypeVar("T")
 
 #: Names of what Focus is compared with at as many pairs, and what people call them.
 OPPONENTS = {
@@ -123,7 +120,7 @@ class Evaluation:
         """This one with the rows that an earlier evaluation of as much text has in other modes."""
         if known is None or known.tokens != self.tokens:
             return self
-        return replace(self, rows=_replaced(known.rows, self.rows, _row_key))
+        return replace(self, rows=_renewed(known.rows, self.rows))
 
     def perplexity(self, mode: str, top_k: int | None = None) -> float | None:
         """Perplexity of the first such row, ``None`` where it was not measured."""
@@ -137,11 +134,7 @@ class Evaluation:
         return [row for row in self.rows if row["mode"] == "hard" and setting(row) not in opposed]
 
     def main(self, top_k: int, pairs: float | None) -> dict[str, Any] | None:
-        """The row of Focus as the adapter is set; where that was not measured, the nearest.
-
-        Args:
-            top_k, pairs: of the adapter.
-        """
+        """The row of Focus as the adapter is set, by its ``top_k`` and ``pairs``; the nearest where there is none."""
         hard = [row for row in self.rows if row["mode"] == "hard"]
         own = [row for row in hard if row.get("top_k") in (None, top_k)] or hard
 
@@ -209,21 +202,17 @@ class Results:
                 setattr(self, name, [])
         self.weights_sha256, self.measured_with = measured.weights_sha256, measured.measured_with
         known = {evaluation.key: evaluation for evaluation in self.evaluations}
-        new = [evaluation.after(known.get(evaluation.key)) for evaluation in measured.evaluations]
-        self.evaluations = list((known | {evaluation.key: evaluation for evaluation in new}).values())
+        for evaluation in measured.evaluations:
+            known[evaluation.key] = evaluation.after(known.get(evaluation.key))
+        self.evaluations = list(known.values())
         for name in rows:
-            setattr(self, name, _replaced(getattr(self, name), getattr(measured, name), _row_key))
+            setattr(self, name, _renewed(getattr(self, name), getattr(measured, name)))
 
 
-def _replaced(known: Sequence[T], new: Sequence[T], key: Callable[[T], Hashable]) -> list[T]:
-    """Both, each new one in the place of the known one with its key."""
-    return list({key(one): one for one in (*known, *new)}.values())
-
-
-def _row_key(row: dict[str, Any]) -> Hashable:
-    """What a row was measured on, and as what."""
-    names = ("task", "metric", "length", "samples", "trials", "seed", "mode")
-    return *(row.get(name) for name in names), *setting(row)
+def _renewed(known: list[dict[str, Any]], new: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Both, each new row in the place of the known one that was measured on the same, and as the same."""
+    names = ("task", "metric", "length", "samples", "trials", "seed", "mode", "top_k", "budget")
+    return list({tuple(row.get(name) for name in names): row for row in (*known, *new)}.values())
 
 
 def save_results(results: Results, folder: str | os.PathLike[str]) -> None:
@@ -233,25 +222,19 @@ def save_results(results: Results, folder: str | os.PathLike[str]) -> None:
 
 
 def load_results(folder: str | os.PathLike[str]) -> Results | None:
-    """Read ``focus_results.json``, ``None`` if there is none.
-
-    Raises:
-        AdapterFileError: it cannot be read.
-    """
+    """Read ``focus_results.json``, ``None`` if there is none; `AdapterFileError` if it cannot be read."""
     path = Path(folder) / RESULTS_FILE
     if not path.is_file():
         return None
     values = read_json(path)
     try:
         if (schema := values.pop("schema", 0)) > SCHEMA:
-            raise AdapterFileError(f"{path} has schema {schema}; upgrade focus_hf")
+            raise ValueError(f"it has schema {shown(schema)}: upgrade focus_hf")
         evaluations = [Evaluation(**evaluation) for evaluation in values.pop("evaluations", [])]
         results = Results(evaluations, **values)
         for record in (results, *evaluations):
             check_types(record)
         return results
-    except AdapterFileError:
-        raise
     except (TypeError, KeyError, ValueError, AttributeError) as error:
         reason = one_line(str(error))
         raise AdapterFileError(f"{path} cannot be read ({reason}); measure the adapter again.") from None

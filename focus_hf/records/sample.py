@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 from dataclasses import asdict, dataclass, field
@@ -10,6 +9,7 @@ from pathlib import Path
 
 from ..files import write_atomically
 from .adapter_files import SAMPLE_FILE, AdapterFileError, read_json
+from .typed import check_types
 
 SCHEMA = 1
 
@@ -41,24 +41,17 @@ class TokenSample:
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> TokenSample | None:
-        """Read it from an adapter's folder; ``None`` if there is none.
-
-        Raises:
-            AdapterFileError: it cannot be read.
-        """
+        """Read it from an adapter's folder; ``None`` if there is none, `AdapterFileError` if it cannot be read."""
         path = Path(folder) / SAMPLE_FILE
         if not path.is_file():
             return None
         try:
             sample = cls(**read_json(path))
+            check_types(sample)
             lengths = {len(sample.ids), *map(len, sample.groups.values()), *map(len, sample.reads.values())}
-            if (
-                sample.schema > SCHEMA
-                or len(lengths) != 1
-                or not all(isinstance(i, int) for i in (*sample.ids, *itertools.chain(*sample.reads.values())))
-            ):
+            if sample.schema > SCHEMA or len(lengths) != 1:
                 raise ValueError("its lists do not fit together, or it was written by a newer focus_hf")
-        except (TypeError, ValueError, AttributeError) as error:
+        except (TypeError, ValueError) as error:
             raise AdapterFileError(f"{path} cannot be read ({error}); record it again.") from None
         return sample
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,36 +31,35 @@ class TaskTable:
 
 
 def ruler_tables(rows: Sequence[Row]) -> list[TaskTable]:
-    """A table of RULER's tasks for each length: answers found, and log-probability of the right one, nats a token.
+    """A table of RULER's tasks (`Results.ruler`) for each length: answers found, and log-probability of the right one
+    in nats a token."""
 
-    Args:
-        rows: as `focus_hf.records.Results.ruler`.
-    """
-    return [_table(here, {row["task"]: row["task"] for row in here}, _said) for here in _by_prompts(rows)]
+    def cells(row: Row) -> dict[Any, str]:
+        return {row["task"]: f"{100 * row['score']:.0f} %, {row['logprob']:.2f}"}
+
+    return [_table(here, {row["task"]: row["task"] for row in here}, cells) for here in _by_prompts(rows)]
 
 
 def code_tables(rows: Sequence[Row]) -> list[TaskTable]:
-    """A table of the tasks on code for each length: losses in nats a token.
+    """A table of the tasks on code (`Results.code`) for each length: losses in nats a token."""
 
-    Args:
-        rows: as `focus_hf.records.Results.code`.
-    """
+    def cells(row: Row) -> dict[Any, str]:
+        if row["task"] == "completion":
+            return {"completion": f"{row['loss']:.2f}; {100 * row['exact']:.0f} %"}
+        return {int(stretch["above"]): f"{stretch['loss']:.2f}" for stretch in row["by_distance"]}
+
     tables = []
     for here in _by_prompts(rows):
         edges = sorted({int(stretch["above"]) for row in here for stretch in row["by_distance"]})
-        asked: dict[Any, str] = {
-            edge: f"second use of a name, {_stretch(edge, after)} tokens after the first"
-            for edge, after in zip(edges, [*edges[1:], None], strict=True)
-        }
+        asked: dict[Any, str] = {}
+        for edge, after in zip(edges, [*edges[1:], None], strict=True):
+            far = f"more than {edge:,}" if after is None else f"{edge + 1:,} to {after:,}"
+            asked[edge] = f"second use of a name, {far} tokens after the first"
         for row in here:
             if row["task"] == "completion":
                 asked["completion"] = f"rest of a line that stands {row['distance']:,} tokens back; told exactly"
-        tables.append(_table(here, asked, _losses))
+        tables.append(_table(here, asked, cells))
     return tables
-
-
-def _stretch(above: int, up_to: int | None) -> str:
-    return f"more than {above:,}" if up_to is None else f"{above + 1:,} to {up_to:,}"
 
 
 def _by_prompts(rows: Sequence[Row]) -> list[list[Row]]:
@@ -68,25 +68,13 @@ def _by_prompts(rows: Sequence[Row]) -> list[list[Row]]:
     return [[row for row in rows if (row["length"], row["samples"]) == kind] for kind in kinds]
 
 
-def _said(row: Row) -> dict[Any, str]:
-    return {row["task"]: f"{100 * row['score']:.0f} %, {row['logprob']:.2f}"}
-
-
-def _losses(row: Row) -> dict[Any, str]:
-    if row["task"] == "completion":
-        return {"completion": f"{row['loss']:.2f}; {100 * row['exact']:.0f} %"}
-    return {int(stretch["above"]): f"{stretch['loss']:.2f}" for stretch in row["by_distance"]}
-
-
 def _table(rows: list[Row], asked: dict[Any, str], cells: Callable[[Row], dict[Any, str]]) -> TaskTable:
-    modes = {_mode(row): row for row in reversed(rows)}
-    columns = list(dict.fromkeys(map(_mode, rows)))
-    found = {(_mode(row), place): cell for row in rows for place, cell in cells(row).items()}
-    lines = [(name, [found.get((mode, place), "") for mode in columns]) for place, name in asked.items()]
-    pairs = [f"{100 * modes[mode]['pairs']:.0f} %" for mode in columns]
-    named = [modes[mode] for mode in columns]
-    return TaskTable(rows[0]["length"], rows[0]["samples"], named, [*lines, ("pairs attended", pairs)])
-
-
-def _mode(row: Row) -> tuple[object, ...]:
-    return row["mode"], *setting(row)
+    modes: dict[tuple[object, ...], Row] = {}
+    found: dict[tuple[object, ...], dict[Any, str]] = defaultdict(dict)
+    for row in rows:
+        mode = row["mode"], *setting(row)
+        modes.setdefault(mode, row)
+        found[mode] |= cells(row)
+    lines = [(name, [found[mode].get(place, "") for mode in modes]) for place, name in asked.items()]
+    pairs = [f"{100 * row['pairs']:.0f} %" for row in modes.values()]
+    return TaskTable(rows[0]["length"], rows[0]["samples"], list(modes.values()), [*lines, ("pairs attended", pairs)])

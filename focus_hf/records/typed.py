@@ -13,11 +13,8 @@ _LARGEST = 2**63
 
 
 def check_types(record: Any) -> None:
-    """Check the fields of a dataclass, and those inside them, against their annotations.
-
-    Raises:
-        ValueError: a field holds something else, or a number that is not finite; names it.
-    """
+    """Raise `ValueError` for a field of a dataclass that, by its annotation, holds something else in it, or a number
+    that is not finite; names it."""
     hints = get_type_hints(type(record))
     for field in fields(record):
         value = getattr(record, field.name)

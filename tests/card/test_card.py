@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import yaml
-from huggingface_hub import ModelCard
+from huggingface_hub import ModelCard, ModelCardData
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,7 +13,6 @@ from focus_hf.card import FocusModelCard
 from focus_hf.card.metadata import check_finite, merge_metadata
 from focus_hf.card.sections import CardText, Section
 from focus_hf.records import Evaluation, Results, save_results
-from focus_hf.records.base_model import BaseFacts
 from tests.families import focus_model
 from tests.records.figures import RESULTS, ROWS
 
@@ -48,7 +47,7 @@ def test_refreshing_keeps_every_word_and_tag_that_a_person_wrote(adapter):
     written = f"---\n{yaml.safe_dump(data)}---\n{rest}"
 
     better = Results([Evaluation("held-out text", 48, [{**ROWS[0], "perplexity": 9.0}, ROWS[2]])])
-    new = make(adapter, results=better, base=BaseFacts("org/base", "0" * 40, license="apache-2.0"))
+    new = make(adapter, results=better, base=ModelCardData(license="apache-2.0"))
     card = new.refreshing(written)
     for kept in ("My own hint inside a section.", "# Story", "Why I made it.", "Last words."):
         assert kept in card.text
@@ -61,7 +60,7 @@ def test_refreshing_keeps_every_word_and_tag_that_a_person_wrote(adapter):
 
 
 def test_a_stated_licence_wins_over_the_base_models_and_an_older_card_over_that(adapter):
-    base = BaseFacts("org/base", "0" * 40, license="llama3", language=["en", "de"])
+    base = ModelCardData(license="llama3", language=["en", "de"])
     assert make(adapter).metadata.get("license") is None
     inherited = make(adapter, base=base)
     assert inherited.metadata["license"] == "llama3" and inherited.metadata["language"] == ["en", "de"]

@@ -8,8 +8,7 @@ from huggingface_hub.errors import EntryNotFoundError
 from transformers.utils.hub import create_and_tag_model_card
 
 from focus_hf.card import FocusModelCard, write_card
-from focus_hf.card.read import own_words, read_metadata
-from focus_hf.card.stub import is_stub
+from focus_hf.card.read import is_stub, own_words, read_metadata
 from focus_hf.verify.claims import HOLDS
 from focus_hf.verify.files import check_files
 from tests.families import focus_model

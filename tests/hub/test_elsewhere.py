@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import json
 import shutil
 import sys
@@ -14,7 +15,7 @@ from huggingface_hub import constants
 
 from focus_hf.cli import main
 from focus_hf.hub import HubError, bounds, search
-from focus_hf.hub.bounds import Bounds, _Limit, same_origin
+from focus_hf.hub.bounds import _LIMIT, Bounds, _before, _Limit, same_origin
 from tests.families import httpx
 from tests.hub.hostile import REPO, HostileHub, answer, as_json
 from tests.hub.test_hostile_hub import ESCAPES, RESULTS, WEIGHTS, adapter, honest, place  # noqa: F401
@@ -52,7 +53,7 @@ def run(server, adapter, place, monkeypatch, capfd):  # noqa: F811
     monkeypatch.setattr(constants, "ENDPOINT", server.endpoint)
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
     monkeypatch.setattr(bounds, "PATIENCE", 1.5)
-    monkeypatch.setattr("focus_hf.hub.base._SECONDS", 1.0)
+    monkeypatch.setattr("focus_hf.hub.prepare._SECONDS", 1.0)
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
     push = ["push", str(adapter), REPO, "--base-model", "org/base", "--license", "mit"]
@@ -177,12 +178,13 @@ def test_addresses_of_uploads_get_no_token(large, where, run, server, elsewhere,
 
 
 def test_no_step_from_an_encrypted_address_to_another():
-    limit = _Limit(Bounds("https://hub.example"), 100, False)
+    asking = contextvars.copy_context()
+    asking.run(_LIMIT.set, _Limit(Bounds("https://hub.example"), 100, False))
     with pytest.raises(HubError, match="not encrypted: it is not followed"):
-        limit.before(httpx.Request("GET", "http://hub.example/api/models"))
+        asking.run(_before, httpx.Request("GET", "http://hub.example/api/models"))
     for url, kept in (("https://hub.example/x", True), ("https://hub.example:444/x", False), ("https://a.b/", False)):
         request = httpx.Request("GET", url, headers={"authorization": f"Bearer {TOKEN}"})
-        limit.before(request)
+        asking.run(_before, request)
         assert ("authorization" in request.headers) == kept == same_origin(url, "https://hub.example:443")
 
 

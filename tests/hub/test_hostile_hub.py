@@ -18,7 +18,7 @@ from huggingface_hub import constants
 import focus_hf
 from focus_hf.adapter.save import save_adapter
 from focus_hf.hub import HubError, bounds
-from focus_hf.hub.info import adapter_info
+from focus_hf.hub.pull import adapter_info
 from focus_hf.records import Evaluation, Results, save_results
 from tests.families import focus_model
 from tests.hub.hostile import (
@@ -434,7 +434,7 @@ def test_hostile_answers(operation, handle, takes_time, server, adapter, honest,
     monkeypatch.setattr(bounds, "PATIENCE", 1.0 if takes_time or operation == "push" else 30.0)
     monkeypatch.setattr(bounds, "SLOWEST", 1_000_000)
     monkeypatch.setattr("time.sleep", lambda seconds: None)
-    monkeypatch.setattr("focus_hf.hub.base._SECONDS", 1.0)
+    monkeypatch.setattr("focus_hf.hub.prepare._SECONDS", 1.0)
     secret = str(place / "secret.txt")
     announced = {**honest.files, **getattr(handle, "files", {})}
     server.handle = lambda asked: _filled(handle(asked, honest), secret)

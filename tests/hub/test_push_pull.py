@@ -169,7 +169,7 @@ def test_shapes_are_checked_before_the_weights_are_downloaded(hub, adapter, tmp_
 
     read = []
     fetch = Hub.fetch
-    monkeypatch.setattr(Hub, "fetch", lambda *args: read.append(args[2]) or fetch(*args))
+    monkeypatch.setattr(Hub, "fetch", lambda *args, **options: read.append(args[2]) or fetch(*args, **options))
     with pytest.raises(AdapterFileError, match=r"has shape \(9,\)"):
         focus_hf.pull("demo/wrong-shape", endpoint=hub.endpoint)
     assert read == ["adapter_config.json"]

@@ -14,7 +14,7 @@ from huggingface_hub import HfApi
 import focus_hf
 from focus_hf.adapter.save import save_adapter
 from focus_hf.hub import HubError, search
-from focus_hf.hub.info import adapter_info
+from focus_hf.hub.pull import adapter_info
 from focus_hf.local_hub import LocalHub
 from focus_hf.records import Evaluation, Results, save_results
 from focus_hf.records.group_report import GroupFacts, GroupReport, LayerFacts
@@ -248,17 +248,17 @@ def test_as_an_extension_of_hf(hub, tmp_path):
 def test_the_line_that_helps_to_choose():
     """Base, size, loss by kind of text: as this package writes them into a card, and whatever else stands there."""
     from focus_hf.cli.find import _described
-    from focus_hf.hub.remote import Hub, read_model
-    from focus_hf.hub.search import _read
+    from focus_hf.hub.remote import Hub
+    from focus_hf.hub.search import _read, read_model
 
     focus = {"num_groups": 64, "local_window": 32, "routing": "cells", "parameters": 640_000, "pairs": 0.2482}
     focus |= {"context_length": 2048, "losses": {"novel.txt": 2.0, "plays.txt": -0.52}}
     said = {"id": "org/x", "cardData": {"base_model": "org/base", "focus": focus}}
-    adapter = _read(read_model(said), Hub(HfApi()))
+    adapter = _read(read_model(said), Hub())
     base, losses, _ = _described(adapter)
     assert base == "base org/base, K=64, 640,000 parameters"
     assert losses == "loses with 25 % of the pairs, 2,048 tokens: novel +2.0 %, plays -0.5 %"
     for odd in (7, [7], {7: 1.0}, {"novel": "much"}, {"novel": float("nan")}, {"novel": {}}):
         focus["losses"] = odd
-        adapter = _read(read_model(said), Hub(HfApi()))
+        adapter = _read(read_model(said), Hub())
         assert adapter.losses == {} and len(list(_described(adapter))) == 2

@@ -11,7 +11,7 @@ import pytest
 from huggingface_hub import HfApi, ModelCard, hf_hub_download
 
 import focus_hf
-from focus_hf.hub import remote, search
+from focus_hf.hub import search
 from tests.hub.test_search import found
 
 #: By PEFT's own `push_to_hub`, by transformers' own, and a folder of PEFT's `save_pretrained`.
@@ -74,7 +74,7 @@ def test_a_configuration_without_the_tag_is_found_where_the_search_is_narrow(hub
     assert (adapter.num_groups, adapter.base_model) == (4, "org/untagged")
     assert "eve/untagged" not in found(hub)
     asked = []
-    monkeypatch.setattr(remote.Hub, "is_focus", lambda self, model: asked.append(model.id))
+    monkeypatch.setattr(sys.modules["focus_hf.hub.search"], "_is_focus", lambda model, hub: asked.append(model.id))
     monkeypatch.setattr(sys.modules["focus_hf.hub.search"], "MOST_UNTAGGED", 1)
     with pytest.warns(UserWarning, match="More than 1 repositories without the tag 'focus'"):
         assert found(hub, "org/untagged") == []

@@ -156,7 +156,7 @@ def test_a_disk_that_fills_while_files_are_put_into_a_folder(hub, tmp_path, monk
         Path(target).write_bytes(Path(source).read_bytes()[:10])
         raise OSError(errno.ENOSPC, "No space left on device", str(target))
 
-    monkeypatch.setattr(sys.modules["focus_hf.hub.pull"].shutil, "copyfile", fails)
+    monkeypatch.setattr("shutil.copyfile", fails)
     with pytest.raises(HubError, match="No space is left on the disk"):
         focus_hf.pull("demo/a", tmp_path / "out" / "adapter", endpoint=hub.endpoint)
     assert list((tmp_path / "out").iterdir()) == []  # not even a part of it
