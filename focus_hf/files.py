@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import os
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -22,3 +25,11 @@ def write_atomically(path: Path, content: bytes) -> None:
     except BaseException:
         Path(partial).unlink(missing_ok=True)
         raise
+
+
+def save_figure(figure: Any, path: Path, data: Mapping[str, str] | None = None, **how: Any) -> Path:
+    """Write a matplotlib figure as PNG with some data in it, on a white ground: readable on a dark page, too."""
+    content = io.BytesIO()
+    figure.savefig(content, format="png", facecolor="white", metadata={"Software": None, **(data or {})}, **how)
+    write_atomically(path, content.getvalue())
+    return path

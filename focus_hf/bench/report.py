@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.table import Table
 
-from ..files import written_atomically
+from ..files import save_figure
 from .settings import Measurement
 
 _COLUMNS = ("what", "tokens", "setting", "dense", "Focus", "ratio", "limit", "computed", "how")
@@ -82,5 +82,4 @@ def save_plot(measurements: Iterable[Measurement], path: Path) -> None:
     ticks = sorted({point.setting.length for points in lines.values() for point in points})
     axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
     axes.legend(fontsize="small")
-    with written_atomically(path) as file:
-        figure.savefig(file, format="png", dpi=150)
+    save_figure(figure, path, dpi=150)

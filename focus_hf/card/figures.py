@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import io
 from collections import Counter, defaultdict
 from itertools import cycle
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from ..files import write_atomically
+from ..files import save_figure
 from ..records import Results
 from ..records.pictures import DATA, digest
 from ..records.results import OPPONENTS
@@ -86,12 +85,8 @@ def dial_figure(results: Results, folder: Path) -> Path | None:
         handles.append(axis.plot([], [], color="black", label=f"{length:,} tokens", **look))
     lines = [line for (line,) in handles]
     figure.legend(handles=lines, loc="outside lower center", ncols=2, fontsize=11, frameon=False)
-    content = io.BytesIO()
-    data = {"Software": None, DATA: digest(dial_points(results))}
-    figure.savefig(content, format="png", facecolor="white", metadata=data)
     pyplot.close(figure)
-    write_atomically(folder / DIAL, content.getvalue())
-    return folder / DIAL
+    return save_figure(figure, folder / DIAL, {DATA: digest(dial_points(results))})
 
 
 def _axes(axis: Any) -> None:

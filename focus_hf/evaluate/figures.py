@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -10,7 +9,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from ..files import write_atomically
+from ..files import save_figure
 from .modes import Mode
 from .quality import QualityRow
 
@@ -129,13 +128,9 @@ def _axes() -> tuple[Any, Any]:
 
 
 def _save(figure: Any, axes: Any, title: str, path: str | os.PathLike[str]) -> Path:
-    """A white ground keeps a picture readable on a dark page."""
     from matplotlib import pyplot
 
-    content = io.BytesIO()
     axes.set_title(title)
     figure.tight_layout()
-    figure.savefig(content, format="png", facecolor="white", metadata={"Software": None})
     pyplot.close(figure)
-    write_atomically(Path(path), content.getvalue())
-    return Path(path)
+    return save_figure(figure, Path(path))

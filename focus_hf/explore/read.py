@@ -99,5 +99,6 @@ def _losses(model: nn.Module, ids: Tensor) -> np.ndarray:
     """Losses of a window's tokens, float32 ``(T,)`` with NaN first."""
     ids = ids.to(device_of(model))
     logits = model(input_ids=ids[None], use_cache=False).logits[0, :-1]
-    losses = F.cross_entropy(logits.float(), ids[1:], reduction="none")
+    parts = zip(logits.split(512), ids[1:].split(512), strict=True)  # a whole window's may be larger than the model
+    losses = torch.cat([F.cross_entropy(some.float(), targets, reduction="none") for some, targets in parts])
     return F.pad(losses, (1, 0), value=torch.nan).cpu().numpy()

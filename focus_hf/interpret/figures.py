@@ -6,7 +6,6 @@ read on a dark page, in print, and without colour.
 
 from __future__ import annotations
 
-import io
 import os
 from collections.abc import Sequence
 from itertools import pairwise
@@ -14,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..files import write_atomically
+from ..files import save_figure
 from ..records.group_facts import LayerFacts
 from ..records.group_markdown import HEADS, picture, picture_data
 from ..records.group_report import GroupReport
@@ -66,12 +65,8 @@ def head_figure(layer: LayerFacts, bands: Sequence[int], path: Path) -> Path:
     axis.set_xticks(range(len(bands)), distances, fontsize=9)
     axis.set_xlabel("tokens back")
     axis.set_title(f"{_plain(layer.short_title)}: attention by group and distance (%)", fontsize=10)
-    content = io.BytesIO()
-    metadata = {"Software": None, DATA: digest(picture_data(layer))}
-    figure.savefig(content, format="png", facecolor="white", metadata=metadata)
     pyplot.close(figure)
-    write_atomically(path, content.getvalue())
-    return path
+    return save_figure(figure, path, {DATA: digest(picture_data(layer))})
 
 
 def _called(layer: LayerFacts, group: int) -> str:

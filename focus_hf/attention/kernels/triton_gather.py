@@ -160,58 +160,19 @@ def check_attention(query: Tensor, key: Tensor, value: Tensor, key_groups: Tenso
             )
 
 
+# fmt: off
 @triton.jit(
     do_not_specialize=["bound", "chunk", "chunks", "splits", "groups_row", "groups_head", "positions_row", "table_row"]
 )
 def _gather(  # type: ignore[no-untyped-def]  # Triton's types are those of its arguments
-    query,
-    key,
-    value,
-    slots,
-    counts,
-    key_groups,
-    reads,
-    query_positions,
-    key_positions,
-    block_table,
-    partial,
-    lse,
-    scale,
-    bound,
-    chunk,
-    chunks,
-    kv_heads,
-    splits,
-    query_row,
-    query_head,
-    query_place,
-    key_row,
-    key_head,
-    key_place,
-    value_row,
-    value_head,
-    value_place,
-    groups_row,
-    groups_head,
-    groups_place,
-    positions_row,
-    table_row,
-    HEAD_DIM: tl.constexpr,
-    VALUE_DIM: tl.constexpr,
-    WIDTH: tl.constexpr,
-    VALUE_WIDTH: tl.constexpr,
-    QUERIES: tl.constexpr,
-    HEADS: tl.constexpr,
-    ROWS: tl.constexpr,
-    TILE: tl.constexpr,
-    GROUPS: tl.constexpr,
-    BANDS: tl.constexpr,
-    WINDOW: tl.constexpr,
-    SINKS: tl.constexpr,
-    DENSE: tl.constexpr,
-    BLOCK: tl.constexpr,
-    CHUNKS: tl.constexpr,
-    LOWEST: tl.constexpr,
+    query, key, value, slots, counts, key_groups, reads, query_positions, key_positions, block_table,
+    partial, lse, scale, bound, chunk, chunks, kv_heads, splits,
+    query_row, query_head, query_place, key_row, key_head, key_place, value_row, value_head, value_place,
+    groups_row, groups_head, groups_place, positions_row, table_row,
+    HEAD_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
+    QUERIES: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr, GROUPS: tl.constexpr,
+    BANDS: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr, DENSE: tl.constexpr, BLOCK: tl.constexpr,
+    CHUNKS: tl.constexpr, LOWEST: tl.constexpr,
 ):
     own, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row, head = own // kv_heads, own % kv_heads
@@ -288,3 +249,4 @@ def _gather(  # type: ignore[no-untyped-def]  # Triton's types are those of its 
         weighted / tl.where(some, total, 1.0)[:, None],
         mask=here[:, None] & value_wide[None, :],
     )
+# fmt: on

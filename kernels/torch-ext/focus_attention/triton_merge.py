@@ -9,21 +9,12 @@ import triton
 import triton.language as tl
 
 
+# fmt: off
 @triton.jit(do_not_specialize=["splits"])
 def merge_parts(  # type: ignore[no-untyped-def]
-    partial,
-    lse,
-    sink_logits,
-    output,
-    splits,
-    num_heads,
-    QUERIES: tl.constexpr,
-    HEADS: tl.constexpr,
-    VALUE_DIM: tl.constexpr,
-    VALUE_WIDTH: tl.constexpr,
-    PIECE: tl.constexpr,
-    LOG2_E: tl.constexpr,
-    LOWEST: tl.constexpr,
+    partial, lse, sink_logits, output, splits, num_heads,
+    QUERIES: tl.constexpr, HEADS: tl.constexpr, VALUE_DIM: tl.constexpr, VALUE_WIDTH: tl.constexpr,
+    PIECE: tl.constexpr, LOG2_E: tl.constexpr, LOWEST: tl.constexpr,
 ):
     own = tl.program_id(0)
     head, which = own // QUERIES % num_heads, own % QUERIES
@@ -52,3 +43,4 @@ def merge_parts(  # type: ignore[no-untyped-def]
         peak = higher
     weighted = weighted / tl.where(total > 0, total, 1.0)
     tl.store(output + own * VALUE_DIM + dim, weighted.to(output.dtype.element_ty), mask=dim < VALUE_DIM)
+# fmt: on

@@ -23,6 +23,7 @@ def _low(count, TOKENS: tl.constexpr, LIKE: tl.constexpr):  # type: ignore[no-un
     return ((one << half) << (count - half)) - 1
 
 
+# fmt: off
 @triton.jit(
     do_not_specialize=[
         *("of_heads", "tiles", "length", "queries", "slots_row", "most", "output_row"),
@@ -30,66 +31,15 @@ def _low(count, TOKENS: tl.constexpr, LIKE: tl.constexpr):  # type: ignore[no-un
     ]
 )
 def prompt_tile(  # type: ignore[no-untyped-def]  # Triton's types are those of its arguments
-    query,
-    key,
-    value,
-    key_groups,
-    reads,
-    key_slots,
-    query_slots,
-    lengths,
-    new,
-    sink_logits,
-    output,
-    lse,
-    taken,
-    table,
-    listed,
-    bits,
-    scale,
-    of_heads,
-    tiles,
-    length,
-    queries,
-    slots_row,
-    most,
-    query_row,
-    query_head,
-    query_place,
-    key_row,
-    key_head,
-    key_place,
-    value_row,
-    value_head,
-    value_place,
-    groups_row,
-    groups_head,
-    groups_place,
-    reads_row,
-    reads_head,
-    reads_place,
-    output_row,
-    HEAD_DIM: tl.constexpr,
-    VALUE_DIM: tl.constexpr,
-    WIDTH: tl.constexpr,
-    VALUE_WIDTH: tl.constexpr,
-    HEADS: tl.constexpr,
-    TOKENS: tl.constexpr,
-    ROWS: tl.constexpr,
-    CELLS: tl.constexpr,
-    PIECE: tl.constexpr,
-    BANDS: tl.constexpr,
-    WINDOW: tl.constexpr,
-    SINKS: tl.constexpr,
-    DENSE: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    ALIKE: tl.constexpr,
-    STEP: tl.constexpr,
-    SEGMENT: tl.constexpr,
-    TILE: tl.constexpr,
-    LOG2_E: tl.constexpr,
-    LOWEST: tl.constexpr,
+    query, key, value, key_groups, reads, key_slots, query_slots, lengths, new, sink_logits, output, lse,
+    taken, table, listed, bits, scale, of_heads, tiles, length, queries, slots_row, most,
+    query_row, query_head, query_place, key_row, key_head, key_place, value_row, value_head, value_place,
+    groups_row, groups_head, groups_place, reads_row, reads_head, reads_place, output_row,
+    HEAD_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
+    HEADS: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, CELLS: tl.constexpr, PIECE: tl.constexpr,
+    BANDS: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr, DENSE: tl.constexpr, KV_HEADS: tl.constexpr,
+    BLOCK: tl.constexpr, ALIKE: tl.constexpr, STEP: tl.constexpr, SEGMENT: tl.constexpr, TILE: tl.constexpr,
+    LOG2_E: tl.constexpr, LOWEST: tl.constexpr,
 ):
     LIKE: tl.constexpr = table.dtype.element_ty
     FIRST: tl.constexpr = max(WINDOW, 1)  # where bands begin
@@ -227,3 +177,4 @@ def prompt_tile(  # type: ignore[no-untyped-def]  # Triton's types are those of 
                 mask=here[:, None] & value_wide[None, :],
             )
         number = tl.atomic_add(taken, 1)
+# fmt: on

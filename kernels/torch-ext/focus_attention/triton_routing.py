@@ -103,25 +103,12 @@ def cell_reads(
 
 
 # Products are of float32, on a GPU's matrix units in three parts of each number ("tf32x3"): as near as float32's own.
+# fmt: off
 @triton.jit(do_not_specialize=["length"])
 def _groups(  # type: ignore[no-untyped-def]  # Triton's types are those of its arguments
-    keys,
-    key_projection,
-    centroids,
-    balance,
-    found,
-    length,
-    key_row,
-    key_head,
-    key_place,
-    KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    PIECE: tl.constexpr,
-    CODES: tl.constexpr,
-    CODES_WIDTH: tl.constexpr,
-    GROUPS: tl.constexpr,
-    GROUPS_WIDTH: tl.constexpr,
-    TOKENS: tl.constexpr,
+    keys, key_projection, centroids, balance, found, length, key_row, key_head, key_place,
+    KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PIECE: tl.constexpr, CODES: tl.constexpr,
+    CODES_WIDTH: tl.constexpr, GROUPS: tl.constexpr, GROUPS_WIDTH: tl.constexpr, TOKENS: tl.constexpr,
 ):
     own = tl.program_id(1)
     row, head = (own // KV_HEADS).to(tl.int64), own % KV_HEADS
@@ -143,32 +130,15 @@ def _groups(  # type: ignore[no-untyped-def]  # Triton's types are those of its 
     scores += tl.load(balance + head * GROUPS + group, mask=grouped, other=float("-inf")).to(tl.float32)[None, :]
     nearest = tl.argmax(scores, axis=1)
     tl.store(found + own.to(tl.int64) * length + which, nearest.to(tl.uint8), mask=here)
+# fmt: on
 
 
+# fmt: off
 @triton.jit(do_not_specialize=["length", "limits_row"])
 def _reads(  # type: ignore[no-untyped-def]
-    queries,
-    limits,
-    first,
-    second,
-    cell_bias,
-    offset,
-    reads,
-    length,
-    limits_row,
-    query_row,
-    query_head,
-    query_place,
-    KV_HEADS: tl.constexpr,
-    HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    PIECE: tl.constexpr,
-    SCORES: tl.constexpr,
-    SCORES_WIDTH: tl.constexpr,
-    CELLS: tl.constexpr,
-    SOME: tl.constexpr,
-    BANDS: tl.constexpr,
-    TOKENS: tl.constexpr,
+    queries, limits, first, second, cell_bias, offset, reads, length, limits_row, query_row, query_head, query_place,
+    KV_HEADS: tl.constexpr, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PIECE: tl.constexpr, SCORES: tl.constexpr,
+    SCORES_WIDTH: tl.constexpr, CELLS: tl.constexpr, SOME: tl.constexpr, BANDS: tl.constexpr, TOKENS: tl.constexpr,
 ):
     own = tl.program_id(1)
     row, head = (own // KV_HEADS).to(tl.int64), own % KV_HEADS
@@ -214,3 +184,4 @@ def _reads(  # type: ignore[no-untyped-def]
         found += tl.load(bias + cell, mask=cell < CELLS, other=0.0).to(tl.float32)[None, :]
         inside = here[:, None] & (cell < CELLS)[None, :]
         tl.store(reads + into[:, None] + cell[None, :], (found > total[:, None]).to(tl.uint8), mask=inside)
+# fmt: on

@@ -25,31 +25,13 @@ def attended(  # type: ignore[no-untyped-def]  # Triton's types are those of its
     return causal & (near | far)
 
 
+# fmt: off
 @triton.jit(do_not_specialize=["bound", "chunk", "groups_row", "groups_head", "positions_row", "table_row"])
 def select_keys(  # type: ignore[no-untyped-def]
-    key_groups,
-    reads,
-    query_positions,
-    key_positions,
-    block_table,
-    slots,
-    counts,
-    bound,
-    chunk,
-    kv_heads,
-    groups_row,
-    groups_head,
-    groups_place,
-    positions_row,
-    table_row,
-    QUERIES: tl.constexpr,
-    GROUPS: tl.constexpr,
-    BANDS: tl.constexpr,
-    WINDOW: tl.constexpr,
-    SINKS: tl.constexpr,
-    DENSE: tl.constexpr,
-    BLOCK: tl.constexpr,
-    STEP: tl.constexpr,
+    key_groups, reads, query_positions, key_positions, block_table, slots, counts, bound, chunk, kv_heads,
+    groups_row, groups_head, groups_place, positions_row, table_row,
+    QUERIES: tl.constexpr, GROUPS: tl.constexpr, BANDS: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr,
+    DENSE: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr,
 ):
     """List the keys that at least one query of a sequence attends to, for each key head.
 
@@ -92,3 +74,4 @@ def select_keys(  # type: ignore[no-untyped-def]
         tl.store(into + found + rank - 1, slot, mask=some)
         found += tl.sum(some.to(tl.int32), axis=0)
     tl.store(counts + own * tl.num_programs(1) + number, found)
+# fmt: on
