@@ -48,8 +48,15 @@ def _cells(measured: Measurement) -> list[str]:
         f"{measured.ratio:.2f}x",
         "" if measured.limit is None else f"{measured.limit:.2f}x",
         "" if measured.computed is None else f"{measured.computed:.0%}",
-        "; ".join(text for text in (measured.path, steps) if text) or f"against {measured.baseline}",
+        "; ".join(text for text in (measured.path, steps) if text) or _against(measured),
     ]
+
+
+def _against(measured: Measurement) -> str:
+    """What was compared with, and what else was timed in the same run."""
+    return "; ".join(
+        [f"against {measured.baseline}", *(f"{name} {value:,.0f}" for name, value in measured.extra.items())]
+    )
 
 
 def _quantity(kind: str, value: float) -> str:

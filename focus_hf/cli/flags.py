@@ -94,10 +94,10 @@ def _flag(field: dataclasses.Field, hint: Any) -> inspect.Parameter:
         hint = list[str]
     text = field.metadata.get("help", "")
     if field.default not in (dataclasses.MISSING, None, "", False):
-        text = f"{text} [default: {field.default}]".replace("[", "\\[")
+        text = f"{text} [default: {field.default}]"
     name = field.name.replace("_", "-")
     flag = f"--{name}/--no-{name}" if hint is bool else f"--{name}"  # a file's true can be taken back
-    option = typer.Option(*field.metadata.get("flags", [flag]), help=text, show_default=False)
+    option = typer.Option(*field.metadata.get("flags", [flag]), help=text.replace("[", "\\["), show_default=False)
     return inspect.Parameter(field.name, _KEYWORD, default=None, annotation=Annotated[hint | None, option])
 
 

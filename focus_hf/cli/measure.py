@@ -44,7 +44,7 @@ def evaluate_command(
     top_k: Annotated[str | None, typer.Option(help="Groups per token in hard mode, with commas.")] = None,
     pairs: Annotated[
         str | None,
-        typer.Option(help="Budgets of the adapter, by their shares of pairs, with commas [default: as saved]."),
+        typer.Option(help="Budgets of the adapter, by their shares of pairs, with commas.", show_default="as saved"),
     ] = None,
     stride: Annotated[float, typer.Option(help="Step of the sliding window, as a share of the length.")] = 1.0,
     max_tokens: Annotated[int, typer.Option(help="Tokens of each text, 0 for all.", min=0)] = 0,
@@ -52,7 +52,7 @@ def evaluate_command(
     trials: Annotated[int, typer.Option(help="Prompts of the probe at each length.", min=1)] = 16,
     ruler: Annotated[str | None, typer.Option(help="Lengths of RULER's tasks, with commas; needs no text.")] = None,
     ruler_tasks: Annotated[
-        str | None, typer.Option(help="Which of RULER's tasks, with commas [default: all].")
+        str | None, typer.Option(help="Which of RULER's tasks, with commas.", show_default="all")
     ] = None,
     ruler_samples: Annotated[int, typer.Option(help="Prompts of each task and length.", min=1)] = 10,
     code: Annotated[
