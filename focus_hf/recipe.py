@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -61,7 +62,8 @@ class Recipe:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if str(field.type).startswith("list"):
-                value = list(value) if isinstance(value, list | tuple) else [value]
+                one = isinstance(value, str | os.PathLike) or not isinstance(value, Iterable)
+                value = [] if value is None else [value] if one else list(value)
                 setattr(self, field.name, value)
             if (least := field.metadata["at_least"]) is not None:
                 for number in value if isinstance(value, list) else [value]:

@@ -16,9 +16,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 SOURCE = HERE.parent / "focus_hf" / "attention" / "kernels"
-MODULES = tuple(
-    f"triton_{part}.py" for part in ("gather", "merge", "prompt", "prompt_tile", "routing", "select", "sizes")
-)
+MODULES = tuple(f"triton_{part}.py" for part in ("gather", "prompt", "prompt_tile", "routing", "select", "sizes"))
 EXTENSION = HERE / "torch-ext" / "focus_attention"
 
 

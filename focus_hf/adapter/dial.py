@@ -47,15 +47,14 @@ def thresholds(settings: FocusSettings, positions: Tensor) -> Tensor | float:
 def _thresholds_at_curves(settings: FocusSettings, device: torch.device) -> tuple[Tensor, Tensor]:
     """Logarithms of the positions of curves, and the thresholds for the share there: ``(curves,)`` each, made once."""
     curves, share = settings.pairs_curves or {}, settings.pairs or 0.0
-    compiling = torch.compiler.is_compiling()
-    kept = None if compiling else vars(settings).get("_at_curves")
-    if kept is None or kept[0] != (curves, share, device):
+    slots = {} if torch.compiler.is_compiling() else vars(settings).setdefault("_at_curves", {})
+    kept = slots.get(device)
+    if kept is None or kept[0] != (curves, share):
         ascending = sorted((math.log2(int(position)), points) for position, points in curves.items())
         numbers = [(place, _interpolate([(s, t) for t, s in points], share)) for place, points in ascending]
         with torch.inference_mode(False):
-            kept = (curves, share, device), torch.tensor(numbers, dtype=finest(device), device=device).T.contiguous()
-        if not compiling:
-            vars(settings)["_at_curves"] = kept
+            kept = (curves, share), torch.tensor(numbers, dtype=finest(device), device=device).T.contiguous()
+        slots[device] = kept
     at, values = kept[1]
     return at, values
 

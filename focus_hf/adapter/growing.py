@@ -1,13 +1,11 @@
 """A cache layer that makes room ahead, so that a new token is written behind the others and nothing is copied.
 
 `DynamicLayer` copies all keys and values for every new token, which reads and writes more than dense attention reads,
-and far more than Focus does. Nothing else about the layer is different, and its tensors are what they were: views of a
-larger one, to which only the layer that has seen it filled last may add.
+and far more than Focus does. Its tensors are what they were, but as views of larger ones.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,50 +22,51 @@ def make_growing(cache: Cache, layer: Any) -> None:
         layer.__class__ = GrowingLayer
 
 
-@dataclass
-class _Room:
-    """A tensor ``(B, H_kv, more than S, D)`` of which ``used`` tokens are somebody's, whoever holds views of it."""
-
-    buffer: Tensor
-    used: int
-
-
 class GrowingLayer(DynamicLayer):
-    """`DynamicLayer`, which appends without copying where it can."""
+    """`DynamicLayer`, which appends single tokens without copying the others."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """See `DynamicLayer.update`."""
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-        self.keys = self._appended("keys", key_states)
-        self.values = self._appended("values", value_states)
+        if key_states.shape[-2] != 1 or not self.is_initialized or torch.compiler.is_compiling():
+            return super().update(key_states, value_states, *args, **kwargs)
+        self.keys = self._appended("keys", self.keys, key_states)
+        self.values = self._appended("values", self.values, value_states)
         return self.keys, self.values
 
-    def _appended(self, name: str, new: Tensor) -> Tensor:
-        old: Tensor = getattr(self, name)
-        if torch.compiler.is_compiling() or old.requires_grad or new.requires_grad:
-            return torch.cat([old, new], dim=-2)
-        rooms: dict[str, _Room] = vars(self).setdefault("_rooms", {})
-        length = old.shape[-2] if old.numel() else 0
-        end, room = length + new.shape[-2], rooms.get(name)
-        if room is None or not _is_filled_by(room, old, end):
-            size = end + max(LEAST_ROOM, int(end * ROOM))
-            room = rooms[name] = _Room(new.new_empty((*new.shape[:-2], size, new.shape[-1])), length)
-            if length:
-                room.buffer[..., :length, :] = old
-        room.buffer[..., length:end, :] = new
-        room.used = end
-        return room.buffer[..., :end, :]
+    def reset(self) -> None:
+        """See `DynamicLayer.reset`."""
+        vars(self).pop("_rooms", None)
+        super().reset()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy makes room for itself."""
+        return {name: value for name, value in vars(self).items() if name != "_rooms"}
+
+    def _appended(self, name: str, old: Tensor, new: Tensor) -> Tensor:
+        rooms: dict[str, tuple[Tensor, int]] = vars(self).setdefault("_rooms", {})
+        buffer, used = rooms.pop(name, (old, -1))  # the tokens in it that are somebody's, whoever holds views of them
+        if not _alike(old, new) or old.requires_grad or new.requires_grad:
+            return torch.cat([old, new], dim=-2)  # which also refuses what does not fit
+        length = old.shape[-2]
+        if used != length or length == buffer.shape[-2] or not _begins(buffer, old):
+            size = length + max(LEAST_ROOM, int(length * ROOM))
+            buffer = new.new_empty((*new.shape[:-2], size, new.shape[-1]))
+            buffer[..., :length, :] = old
+            buffer[..., length:, :] = 0  # whoever saves a view saves all of it
+        # What is written is in nobody's view, so that autograd need not know of it.
+        buffer.data[..., length : length + 1, :] = new
+        rooms[name] = buffer, length + 1
+        return buffer[..., : length + 1, :]
 
 
-def _is_filled_by(room: _Room, tokens: Tensor, end: int) -> bool:
-    """Whether a room's tokens are these and no others, and more may be written up to ``end``."""
-    buffer = room.buffer
-    return (
-        room.used == tokens.shape[-2]
-        and end <= buffer.shape[-2]
-        and tokens.data_ptr() == buffer.data_ptr()
-        and tokens.stride() == buffer.stride()
-        and tokens.shape[:-2] == buffer.shape[:-2]
-        and (torch.is_inference_mode_enabled() or not buffer.is_inference())
-    )
+def _alike(old: Tensor, new: Tensor) -> bool:
+    """Whether tokens are like those before them."""
+    same = old.dtype == new.dtype and old.device == new.device
+    return same and old.shape[:-2] == new.shape[:-2] and old.shape[-1:] == new.shape[-1:]
+
+
+def _begins(buffer: Tensor, tokens: Tensor) -> bool:
+    """Whether tokens are the first ones of a buffer that may be written to."""
+    same = tokens.data_ptr() == buffer.data_ptr() and tokens.stride() == buffer.stride()
+    fits = tokens.dtype == buffer.dtype and tokens.shape[:-2] == buffer.shape[:-2]
+    return same and fits and (torch.is_inference_mode_enabled() or not buffer.is_inference())

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from .. import routing
-from ..attention import Kernel
+from ..attention import Kernel, Pattern
 from ..routing.cells import CellRouter
 from .config import FocusConfig
 from .discovery import slides
@@ -164,6 +164,11 @@ class FocusLayer(nn.Module, BaseTunerLayer):
                 "Activate one of them with set_adapter()."
             )
         return active[0] if active else None
+
+    @property
+    def pattern(self) -> Pattern:
+        """Window, sinks, dense start and bands of the adapter in force."""
+        return self.routing_config.pattern
 
     @property
     def routing_config(self) -> FocusConfig:

@@ -32,7 +32,7 @@ from ..records.adapter_files import (
 )
 from .config import FocusConfig
 from .hooks import remove_router
-from .layer import FocusLayer, focus_layers
+from .layer import FocusLayer
 from .targets import base_prefix, plain_name, unwrapped
 
 #: Where transformers' ``load_adapter`` hands over to what writes tensors into the model.
@@ -154,7 +154,7 @@ def read_weights(path: str) -> dict[str, Tensor]:
 
 def awaits_weights(model: nn.Module, adapter_name: str) -> bool:
     """Whether an adapter was added to be loaded and has not been: `FocusLayer` starts such a one as NaN."""
-    kinds = [layer.focus_centroids for layer in focus_layers(model)]
+    kinds = [layer.focus_centroids for layer in model.modules() if isinstance(layer, FocusLayer)]
     own = [kind[adapter_name] for kind in kinds if adapter_name in kind]
     return all(tensor.is_meta or not bool(torch.isfinite(tensor).any()) for tensor in own)
 
@@ -162,7 +162,7 @@ def awaits_weights(model: nn.Module, adapter_name: str) -> bool:
 def take_out(model: Any, adapter_name: str) -> None:
     """Take an adapter out again whose file could not be loaded, so that the model is what it was before."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    for router in focus_layers(base):
+    for router in [module for module in base.modules() if isinstance(module, FocusLayer)]:
         if adapter_name in router.configs:
             router.delete_adapter(adapter_name)
             if not router.configs:

@@ -24,6 +24,11 @@ class Seen(Problem):
 
     layer: FocusLayer
 
+    @property
+    def scale(self) -> float:
+        """Factor on ``q . k``."""
+        return self.scores.scale
+
 
 @dataclass(frozen=True)
 class HeadView:

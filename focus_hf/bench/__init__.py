@@ -2,7 +2,19 @@
 
 from .attention import bench_attention, bench_decode
 from .memory import bench_memory
+from .model import bench_model
 from .report import to_markdown
+from .serving import bench_serving
 from .settings import Measurement, Setting, grid
 
-__all__ = ["Measurement", "Setting", "bench_attention", "bench_decode", "bench_memory", "grid", "to_markdown"]
+__all__ = [
+    "Measurement",
+    "Setting",
+    "bench_attention",
+    "bench_decode",
+    "bench_memory",
+    "bench_model",
+    "bench_serving",
+    "grid",
+    "to_markdown",
+]

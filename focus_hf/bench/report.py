@@ -54,9 +54,8 @@ def _cells(measured: Measurement) -> list[str]:
 
 def _against(measured: Measurement) -> str:
     """What was compared with, and what else was timed in the same run."""
-    return "; ".join(
-        [f"against {measured.baseline}", *(f"{name} {value:,.0f}" for name, value in measured.extra.items())]
-    )
+    others = (f"{way.removesuffix(' (ms)')} {_quantity('', value)}" for way, value in measured.extra.items())
+    return "; ".join([f"against {measured.baseline}", *others])
 
 
 def _quantity(kind: str, value: float) -> str:

@@ -77,7 +77,7 @@ class Head:
 
     def take(self, stretch: Stretch, begin: int) -> None:
         """Note what a stretch of queries reads, of a window that begins at this token of the page."""
-        read, dense = stretch.weights(stretch.pairs), stretch.weights(stretch.possible)
+        read, dense = stretch.weights(stretch.pairs, stretch.possible)
         rows = slice(begin + stretch.start, begin + stretch.stop)
         far = stretch.bands.any(dim=0) & stretch.possible
         self.far[rows] = (read * far).sum(dim=-1).cpu()
@@ -141,4 +141,5 @@ class ExplorerData:
 
 
 def _perplexity(losses: np.ndarray) -> float | None:
-    return round(math.exp(losses.mean(dtype=np.float64)), 3) if len(losses) else None
+    mean = float(losses.mean(dtype=np.float64)) if len(losses) else math.nan
+    return round(math.exp(mean), 3) if math.isfinite(mean) else None

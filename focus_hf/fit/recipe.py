@@ -56,6 +56,7 @@ class FitRecipe(Recipe):
         if isinstance(self.pairs, bool) or not isinstance(self.pairs, int | float) or not 0 < self.pairs <= 1:
             raise ValueError(f"pairs is a share of all pairs, above 0 and at most 1; got {self.pairs!r}.")
         super().__post_init__()
+        self.seq_len, self.windows = self.seq_len or [2048], self.windows or [24]
         self.dial_windows = self.dial_windows or [max(1, count // 3) for count in self.windows]
         for name in ("windows", "dial_windows"):
             if len(getattr(self, name)) != len(self.seq_len):

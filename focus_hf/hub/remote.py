@@ -6,6 +6,7 @@ import fnmatch
 import hashlib
 import re
 import shutil
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
@@ -14,6 +15,7 @@ from typing import Any
 from urllib.parse import urlencode, urljoin
 
 from huggingface_hub import HfApi, ModelCardData, ModelInfo, constants
+from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.hf_api import RepoSibling
 from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, http_backoff, tqdm, validate_repo_id
 from huggingface_hub.utils.sha import git_hash
@@ -66,7 +68,7 @@ def adapter_files(folder: Path) -> list[str]:
 def copy_adapter(source: Path, target: Path) -> None:
     """Copy an adapter's files, and nothing else that lies beside them, into a folder that is there."""
     for name in adapter_files(source):
-        (target / name).parent.mkdir(exist_ok=True)
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source / name, target / name)
 
 
@@ -146,7 +148,14 @@ class Hub:
     def model(self, repo_id: str, revision: str | None = None) -> ModelInfo:
         """What the Hub says of a model; `HubError` if that makes no sense, `HfHubHTTPError` if it refuses."""
         validate_repo_id(repo_id)
-        found = self.bounds.run(partial(self.api.model_info, repo_id, revision=revision, files_metadata=True))
+        ask = partial(self.api.model_info, repo_id, revision=revision, files_metadata=True)
+        try:
+            found = self.bounds.run(ask)
+        except HfHubHTTPError as error:  # the library tries searches and downloads again, and this not
+            if error.response.status_code not in (429, 500, 502, 503, 504):
+                raise
+            time.sleep(1)
+            found = self.bounds.run(ask)
         found.id = repo_id  # whatever the Hub calls it
         check_model(found)
         if not found.sha:

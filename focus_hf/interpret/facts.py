@@ -45,11 +45,12 @@ class ReadText:
         self.ids = np.concatenate([window.ids.numpy() for window in windows])
         self.ends = np.cumsum([len(window.ids) for window in windows])
         self.sampled = int(self.ends[len(first_windows(windows)) - 1])
-        kinds, self.kind, self.counts = np.unique(self.ids, return_inverse=True, return_counts=True)
+        kinds, kind, self.counts = np.unique(self.ids, return_inverse=True, return_counts=True)
+        self.kind = kind.astype(np.int32)  # of every token of the text
         self.texts = {i: tokenizer.decode([i], clean_up_tokenization_spaces=False) for i in kinds.tolist()}
         self.shown = [display(text) for text in self.texts.values()]
-        gold = [np.full(len(window.ids), -1) if window.gold is None else window.gold for window in windows]
-        self.gold, self.parts = np.concatenate(gold), parts
+        gold = [np.full(len(window.ids), -1) if window.gold is None else window.gold for window in windows if parts]
+        self.gold, self.parts = np.concatenate([np.empty(0), *gold]).astype(np.int16), parts
         self.has_gold = self.gold >= 0
         shape = len(kinds), len(parts)
         self.gold_by_kind = count_table(self.kind[self.has_gold], self.gold[self.has_gold], shape) if parts else None

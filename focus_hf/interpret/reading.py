@@ -71,7 +71,7 @@ class Reading:
         """Add what it does in a stretch of a window with these token ids, int64 ``(T,)``."""
         members, reads = _members(stretch)
         is_far = stretch.bands.any(dim=0)
-        far = stretch.weights(stretch.pairs) * is_far
+        far = stretch.weights(stretch.pairs)[0] * is_far
         for band, here in enumerate(stretch.bands):
             self.attention[:, band] += ((far * here).sum(dim=0) @ members).cpu().numpy()
             has = here.any(dim=-1)

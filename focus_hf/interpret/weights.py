@@ -44,20 +44,24 @@ class Stretch:
     pairs: Tensor
     possible: Tensor
 
-    def weights(self, pairs: Tensor) -> Tensor:
-        """Attention weights over some pairs, bool ``(Q, S)``: float32 ``(Q, S)``, mean over the router's query heads.
+    def weights(self, *some: Tensor) -> list[Tensor]:
+        """Attention weights over each of some pairs, bool ``(Q, S)``: float32 ``(Q, S)``, mean over the router's query
+        heads.
 
         With ``self.pairs`` the head's own, with ``self.possible`` those of dense attention with its queries and keys.
         """
-        count, total = self.seen.query.shape[1], torch.zeros(pairs.shape, device=pairs.device)
+        totals = [torch.zeros(pairs.shape, device=pairs.device) for pairs in some]
+        count, sinks = self.seen.query.shape[1], self.seen.scores.sink_logits
         each = count // self.seen.key.shape[1]
         heads = range(count) if self.head is None else range(self.head * each, (self.head + 1) * each)
         for query_head in heads:
-            scores = self._scores(query_head).masked_fill(~pairs, float("-inf"))
-            if (sinks := self.seen.scores.sink_logits) is not None:  # takes part in the softmax, and is no token
-                scores = torch.cat([scores, sinks[query_head].float().expand(len(scores), 1)], dim=-1)
-            total += scores.softmax(dim=-1)[:, : self.stop]
-        return total / len(heads)
+            of_all = self._scores(query_head)
+            for total, pairs in zip(totals, some, strict=True):
+                scores = of_all.masked_fill(~pairs, float("-inf"))
+                if sinks is not None:  # takes part in the softmax, and is no token
+                    scores = torch.cat([scores, sinks[query_head].float().expand(len(scores), 1)], dim=-1)
+                total += scores.softmax(dim=-1)[:, : self.stop]
+        return [total / len(heads) for total in totals]
 
     def _scores(self, query_head: int) -> Tensor:
         query, key, how = self.seen.query, self.seen.key, self.seen.scores

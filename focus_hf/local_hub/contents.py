@@ -73,6 +73,7 @@ def paths_info(visit: Visit) -> list[dict[str, Any]]:
     files = visit.repository.files(visit.commit)
     folders = folders_of(files)
     wanted, rows = visit.body.get("paths", []), []
+    wanted = [wanted] if isinstance(wanted, str) else wanted
     if not isinstance(wanted, list) or not all(isinstance(path, str) for path in wanted):
         raise HubAnswer(400, "paths must be a list of texts")
     check_count(wanted)

@@ -94,7 +94,8 @@ def pull_request(visit: Visit) -> dict[str, Any]:
     events: list[dict[str, Any]] = []
     clash: list[str] = []
     if ref in refs and base in refs:
-        for row in map(commit_row, found.history(refs[ref], known=refs[base])):
+        known = {commit.id for commit in found.history(refs[base])}
+        for row in (commit_row(commit) for commit in found.history(refs[ref]) if commit.id not in known):
             data = {"subject": row["title"], "oid": row["id"]}
             events.insert(0, _event("commit", row["date"], row["authors"][0]["user"], data))
         clash = found.conflicts(ref, base)[1] if _is_open(entry) else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import time
@@ -30,7 +31,6 @@ KINDS = ("models", "datasets", "spaces")
 #: Write to a folder, as nobody else does.
 Lock = Callable[[Path], AbstractContextManager[None]]
 
-_IN_THE_WAY = (FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError)
 _META = "focus-hub.json"
 _HASH = re.compile(r"[0-9a-f]{40}")
 _GITATTRIBUTES = b"*.safetensors filter=lfs diff=lfs merge=lfs -text\n*.bin filter=lfs diff=lfs merge=lfs -text\n"
@@ -130,11 +130,10 @@ class Repository:
         with self._reading():
             return self.git.object_store[_id(entry.blob_id)].as_raw_string()
 
-    def history(self, commit: str, known: str | None = None) -> Iterator[Commit]:
-        """A commit and what came before it, newest first, without what another one has as well."""
-        exclude = [_id(known)] if known else None
+    def history(self, commit: str) -> Iterator[Commit]:
+        """A commit and what came before it, newest first."""
         with self._reading():
-            for walked in self.git.get_walker([_id(commit)], exclude):
+            for walked in self.git.get_walker([_id(commit)]):
                 yield walked.commit
 
     def refs(self) -> dict[str, str]:
@@ -217,8 +216,10 @@ class Repository:
         with self.writing():
             try:
                 added = self.git.refs.add_if_new(_ref(ref), _id(commit))
-            except _IN_THE_WAY as error:  # git keeps a/b as a file in folder a, where branch a would be
-                raise HubAnswer(409, f"Reference {ref} is in the way of another: {error.strerror}") from None
+            except OSError as error:  # git keeps a/b as a file in folder a, where branch a would be
+                if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                    raise
+                raise HubAnswer(409, f"Reference {ref} cannot be made: {error.strerror}") from None
         if not added:
             raise HubAnswer(409, f"Reference already exists: {ref}")
 
@@ -233,7 +234,8 @@ class Repository:
     def conflicts(self, source: str, target: str) -> tuple[Changes, list[str]]:
         """What a pull request changes, and the files among it that the branch has changed since."""
         ours, theirs = self.resolve(target), self.resolve(source)
-        base = find_merge_base(self.git, [_id(ours), _id(theirs)])
+        with self._reading():
+            base = find_merge_base(self.git, [_id(ours), _id(theirs)])
         before = self.files(base[0].decode()) if base else {}
         after, current = self.files(theirs), self.files(ours)
         changed = {path for path in before.keys() | after.keys() if before.get(path) != after.get(path)}

@@ -130,9 +130,9 @@ def _fields(request: Request, raw: bytes) -> Body:
     try:
         if request.headers.get("content-type", "").startswith("application/x-www-form-urlencoded"):
             return parse_qs(raw.decode("utf-8", "replace"), max_num_fields=_MAX_FIELDS)
-        body = json.loads(raw or b"{}")
+        body = None if request.method in ("GET", "HEAD") else json.loads(raw or b"null")
     except (ValueError, RecursionError):
         raise HubAnswer(400, "The request is not valid JSON") from None
-    if not isinstance(body, dict):
+    if not isinstance(body, dict | None):
         raise HubAnswer(400, "The request must be a JSON object")
-    return body
+    return body or {}

@@ -53,6 +53,9 @@ class AdapterConfig(FocusSettings):
     target_modules: list[str] | str | None = None
     exclude_modules: list[str] | str | None = None
 
+    def __post_init__(self) -> None:
+        self.validate()
+
     @property
     def num_layers(self) -> int:
         """Routed layers."""

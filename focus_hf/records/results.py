@@ -229,12 +229,14 @@ def load_results(folder: str | os.PathLike[str]) -> Results | None:
     values = read_json(path)
     try:
         if (schema := values.pop("schema", 0)) > SCHEMA:
-            raise ValueError(f"it has schema {shown(schema)}: upgrade focus_hf")
+            raise AdapterFileError(f"{path} has schema {shown(schema)}: upgrade focus_hf")
         evaluations = [Evaluation(**evaluation) for evaluation in values.pop("evaluations", [])]
         results = Results(evaluations, **values)
         for record in (results, *evaluations):
             check_types(record)
         return results
+    except AdapterFileError:
+        raise
     except (TypeError, KeyError, ValueError, AttributeError) as error:
         reason = one_line(str(error))
         raise AdapterFileError(f"{path} cannot be read ({reason}); measure the adapter again.") from None

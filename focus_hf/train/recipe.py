@@ -72,11 +72,11 @@ class TrainRecipe(Recipe):
     hint: ClassVar[str] = "Arguments of transformers' TrainingArguments go under 'trainer'."
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         for name in ("learning_rate", "base_learning_rate", "gate_start", "gate_end"):
             value = getattr(self, name)
             if not isinstance(value, int | float) or not value > 0:
                 raise ValueError(f"{name} must be a positive number, got {value!r}.")
+        super().__post_init__()
         if not isinstance(self.distill, int | float) or not 0 <= self.distill <= 1:
             raise ValueError(f"distill is a share of the loss, from 0 to 1; got {self.distill!r}.")
         if self.distill and self.weights == "trained":

@@ -7,7 +7,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +78,7 @@ def train(
         TrainingDiverged: the loss became NaN. The last good checkpoint stays, and the adapter as it was before that
             step is in ``trainer/last_good`` of the output folder.
     """
+    recipe = replace(recipe)  # checks what may have been set since
     out = recipe.check_output_dir()
     if last_checkpoint(out / "trainer") is not None and not (recipe.resume or recipe.overwrite):
         raise ValueError(f"{out} holds checkpoints of a training: pass --resume to continue it, or --overwrite.")

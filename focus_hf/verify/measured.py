@@ -15,7 +15,7 @@ from ..evaluate.leave import take_sample
 from ..interpret import group_report, read_treebank
 from ..records import Evaluation, GroupReport, LayerFacts, Results
 from ..records.sample import TokenSample, same_groups
-from ..texts import cut, hash_of, read_again
+from ..texts import Texts, cut, hash_of, read_again
 from ..train.calibration import calibration_sample, largest_groups
 from .claims import DIFFERS, HOLDS, Claim, at_most, close, same, unchecked
 
@@ -51,8 +51,9 @@ def check_perplexities(
         if lengths is not None and evaluation.context_length not in lengths:
             yield unchecked(name, len(evaluation.rows), "another length was asked for")
             continue
+        text = read_again(evaluation.source, evaluation.revision, files)
         try:
-            windows = _windows(tokenizer, evaluation, files)
+            windows = _windows(text, tokenizer, evaluation)
         except ValueError as error:
             yield unchecked(name, len(evaluation.rows), str(error))
             continue
@@ -74,13 +75,12 @@ def check_perplexities(
             )
 
 
-def _windows(tokenizer: Any, evaluation: Evaluation, files: Sequence[str]) -> SlidingWindows:
+def _windows(text: Texts | None, tokenizer: Any, evaluation: Evaluation) -> SlidingWindows:
     """The windows that were measured: as many from the start as give the recorded number of predicted tokens.
 
     Raises:
         ValueError: they are not to be had; says why.
     """
-    text = read_again(evaluation.source, evaluation.revision, files)
     if text is None:
         raise ValueError(_where(evaluation.source, evaluation.revision))
     length = evaluation.context_length

@@ -13,6 +13,7 @@ from torch import Tensor
 from focus_hf.attention import Pattern
 from focus_hf.attention.definition import WhoAttends, attended_pairs
 from focus_hf.fit import curves as measuring
+from focus_hf.fit import query_router
 from focus_hf.fit.clusters import balanced_kmeans, cluster_keys, reduce_directions
 from focus_hf.fit.curves import THRESHOLDS, HeadCurves, at_places, joined, measure, octave, place_of
 from focus_hf.fit.dial import dial, offsets, pairs_curves
@@ -307,6 +308,9 @@ def test_queries_learn_which_cells_to_read():
     hit = (shares.argmax(dim=-1) == best[:, 3000:]).float().mean()
     assert hit > 0.85
     torch.testing.assert_close(shares.exp().sum(-1) + near[0].exp(), torch.ones(heads, 1000))
+    projections = (router.centroids, router.query_projection, router.band_projection, router.cell_bias)
+    learned = query_router._scores(queries[:, 3000:], *projections).log_softmax(dim=-1)[..., :-1]
+    torch.testing.assert_close(learned, shares, rtol=1e-3, atol=1e-3)
 
 
 def test_sums_by_cell_keep_leading_dimensions():

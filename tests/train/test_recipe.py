@@ -56,6 +56,7 @@ def test_another_text_replaces_the_files_text_and_nothing_else(tmp_path):
     [
         ("model: m\noutput_dir: o\nsteps: 3", "Unknown option 'steps'"),
         ("output_dir: o", "model is missing: give --model"),
+        ("model: m\noutput_dir: o\ngate_end: -1", "gate_end must be a positive number"),
         ("- a", "must hold names and values, got list"),
         ("a: [", "is not valid YAML"),
         ("model: m\noutput_dir: o\nlearning_rate: fast", "learning_rate must be a number, got 'fast'"),

@@ -12,8 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .triton_merge import merge_parts
-from .triton_select import attended, select_keys
+from .triton_select import attended, merge_parts, select_keys
 from .triton_sizes import keys_of_decode_tile, num_splits, width_of
 
 #: Below every score: a maximum to begin with that is finite, so that no difference of two is undefined.

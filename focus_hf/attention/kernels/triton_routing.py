@@ -130,10 +130,8 @@ def _groups(  # type: ignore[no-untyped-def]  # Triton's types are those of its 
     scores += tl.load(balance + head * GROUPS + group, mask=grouped, other=float("-inf")).to(tl.float32)[None, :]
     nearest = tl.argmax(scores, axis=1)
     tl.store(found + own.to(tl.int64) * length + which, nearest.to(tl.uint8), mask=here)
-# fmt: on
 
 
-# fmt: off
 @triton.jit(do_not_specialize=["length", "limits_row"])
 def _reads(  # type: ignore[no-untyped-def]
     queries, limits, first, second, cell_bias, offset, reads, length, limits_row, query_row, query_head, query_place,

@@ -7,6 +7,7 @@ their papers do; what choosing costs is stated beside, see `Cost`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +33,7 @@ def selector_named(name: str) -> Selector:
     """
     if name not in _BY_NAME:
         raise ValueError(f"Opponents are {', '.join(OPPONENTS)}; got {name!r}.")
-    return _BY_NAME[name]
+    return copy(_BY_NAME[name])
 
 
 @torch.no_grad()
