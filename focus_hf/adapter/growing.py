@@ -27,10 +27,10 @@ class GrowingLayer(DynamicLayer):
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """See `DynamicLayer.update`."""
-        if key_states.shape[-2] != 1 or not self.is_initialized or torch.compiler.is_compiling():
+        keys, values = self.keys, self.values
+        if key_states.shape[-2] != 1 or keys is None or values is None or torch.compiler.is_compiling():
             return super().update(key_states, value_states, *args, **kwargs)
-        self.keys = self._appended("keys", self.keys, key_states)
-        self.values = self._appended("values", self.values, value_states)
+        self.keys, self.values = self._appended("k", keys, key_states), self._appended("v", values, value_states)
         return self.keys, self.values
 
     def reset(self) -> None:
