@@ -18,7 +18,8 @@ LEAST_ROOM, ROOM = 64, 1 / 32
 
 def make_growing(cache: Cache, layer: Any) -> None:
     """Let a layer of a cache append in place, if it is a plain `DynamicLayer` that stays on its device."""
-    if type(layer) is DynamicLayer and not cache.offloading and not torch.compiler.is_compiling():
+    stays = not getattr(cache, "offloading", False)
+    if type(layer) is DynamicLayer and stays and not torch.compiler.is_compiling():
         layer.__class__ = GrowingLayer
 
 
