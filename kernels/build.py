@@ -1,7 +1,6 @@
-"""Fill this kernel repository from the package, and build what `kernels.get_kernel` loads.
+"""Make a kernel repository for a Hub: what is here, the package's modules, and what `kernels.get_kernel` loads.
 
-python kernels/build.py                      # copy the modules; commit what changed
-python kernels/build.py --into DIR           # and make DIR/build/torch-cuda, ready for a Hub's kernel repository
+python kernels/build.py --into DIR
 """
 
 from __future__ import annotations
@@ -17,17 +16,11 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 SOURCE = HERE.parent / "focus_hf" / "attention" / "kernels"
 MODULES = tuple(f"triton_{part}.py" for part in ("gather", "prompt", "prompt_tile", "routing", "select", "sizes"))
-EXTENSION = HERE / "torch-ext" / "focus_attention"
-
-
-def copy_modules() -> None:
-    """Make the extension's modules those of the package."""
-    for name in MODULES:
-        shutil.copyfile(SOURCE / name, EXTENSION / name)
+EXTENSION = Path("torch-ext", "focus_attention")
 
 
 def build(into: Path, backend: str) -> Path:
-    """Write a build variant, as kernel-builder does for what is Python alone.
+    """Write the repository and a build variant, as kernel-builder does for what is Python alone.
 
     Args:
         into: folder of the repository on a Hub.
@@ -37,10 +30,16 @@ def build(into: Path, backend: str) -> Path:
         The variant's folder.
     """
     general = tomllib.loads((HERE / "build.toml").read_text())["general"]
+    for name in ("benchmarks", "torch-ext"):
+        shutil.copytree(HERE / name, into / name, dirs_exist_ok=True)
+    for name in MODULES:
+        shutil.copyfile(SOURCE / name, into / EXTENSION / name)
+    for name, there in (("CARD.md", "README.md"), ("build.toml", "build.toml"), ("flake.nix", "flake.nix")):
+        shutil.copyfile(HERE / name, into / there)
     variant = into / "build" / f"torch-{backend}"
     compatible = variant / general["name"].replace("-", "_")
     compatible.mkdir(parents=True, exist_ok=True)
-    for path in sorted(EXTENSION.glob("*.py")):
+    for path in sorted((into / EXTENSION).glob("*.py")):
         shutil.copyfile(path, variant / path.name)
     # Older versions of `kernels` look for a folder of the kernel's name.
     (compatible / "__init__.py").write_text(
@@ -64,9 +63,6 @@ def build(into: Path, backend: str) -> Path:
         "digest": {"algorithm": "sha256", "files": files},
     }
     (variant / "metadata.json").write_text(json.dumps(metadata, indent=2) + "\n")
-    for name in ("CARD.md", "build.toml"):
-        shutil.copyfile(HERE / name, into / ("README.md" if name == "CARD.md" else name))
-    shutil.copytree(HERE / "benchmarks", into / "benchmarks", dirs_exist_ok=True)
     return variant
 
 
@@ -76,9 +72,7 @@ def _digest(path: Path) -> str:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--into", type=Path, help="folder of the repository on a Hub")
+    parser.add_argument("--into", type=Path, required=True, help="folder that becomes the repository")
     parser.add_argument("--backend", choices=("cuda", "cpu"), default="cuda")
     chosen = parser.parse_args()
-    copy_modules()
-    if chosen.into is not None:
-        print(build(chosen.into, chosen.backend))
+    print(build(chosen.into, chosen.backend))

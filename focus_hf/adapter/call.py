@@ -31,9 +31,8 @@ class Call:
     seen: int = 0  #: tokens before them that are cached
     dense: bool = False  #: every pair is attended: the base model's own attention answers, and is remembered
     alone: bool = False  #: window and sinks only (modes "local" and "window")
-    rotary: tuple[Tensor, Tensor] | None = (
-        None  #: cosines and sines of the new tokens, where the module is passed them
-    )
+    #: Cosines and sines of the new tokens' positions, where the module is passed them.
+    rotary: tuple[Tensor, Tensor] | None = None
     position_ids: Tensor | None = None  #: of the new tokens, likewise
     cache_layer: Any = None  #: where the tokens are cached, if they are
     #: int16 ``(B, T, K)``, groups of each new token, the best first: of a routing that all heads share.

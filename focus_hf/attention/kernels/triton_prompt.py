@@ -2,7 +2,7 @@
 
 A tile is the query heads of a key head times consecutive tokens, 128 rows; `triton_prompt_tile` computes one.
 
-Nothing here knows the rest of the package: the folder `kernels/` is made from these files.
+Nothing here knows the rest of the package: `kernels/build.py` makes a repository of these files.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ last token and writes those that any of its tokens attends to into a short list,
 it reads the keys of the list from where they stand, and the bits are the mask. So nothing is computed for a key that
 no token of the tile attends to, and nothing of the size of pairs is ever in memory.
 
-Nothing here knows the rest of the package: the folder `kernels/` is made from these files.
+Nothing here knows the rest of the package: `kernels/build.py` makes a repository of these files.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Routing by cells in two launches: the groups of keys, and the cells that queries read.
 
 What `routing.cells.key_groups` and `routing.cells.cell_reads` say, with no score in memory: those of all cells would
-be the largest tensor of a prompt's layer, several times over. Nothing here knows the rest of the package: the folder
-`kernels/` is made from these files.
+be the largest tensor of a prompt's layer, several times over. Nothing here knows the rest of the package:
+`kernels/build.py` makes a repository of these files.
 """
 
 from __future__ import annotations

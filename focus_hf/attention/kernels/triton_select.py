@@ -1,7 +1,7 @@
 """Which keys the newest tokens attend to, as short lists on the device, and what programs found over parts of them,
 merged: the first and the third kernel of decoding. `triton_gather` has the second, and launches all.
 
-Nothing here knows the rest of the package: the folder `kernels/` is made from these files.
+Nothing here knows the rest of the package: `kernels/build.py` makes a repository of these files.
 """
 
 from __future__ import annotations
