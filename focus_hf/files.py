@@ -1,4 +1,4 @@
-"""Writing files so that nothing is ever half there."""
+"""Writing files so that nothing is ever half there; where the templates of pages and cards are."""
 
 from __future__ import annotations
 
@@ -33,3 +33,10 @@ def save_figure(figure: Any, path: Path, data: Mapping[str, str] | None = None, 
     figure.savefig(content, format="png", facecolor="white", metadata={"Software": None, **(data or {})}, **how)
     write_atomically(path, content.getvalue())
     return path
+
+
+def template_folder() -> Path:
+    """``hub_templates``: inside an installed package, beside it in a source checkout."""
+    package = Path(__file__).resolve().parent
+    installed = package / "hub_templates"
+    return installed if installed.is_dir() else package.parent / "hub_templates"

@@ -19,7 +19,7 @@ ROWS = (
     ("hub", "local_hub"),
     ("card",),
     ("fit", "train", "interpret"),
-    ("recipe",),
+    ("recipe", "placement"),
     ("evaluate",),
     ("adapter",),
     ("records", "machine"),
@@ -37,7 +37,6 @@ TOOLS = (
     "progress",
     "ranks",
     "settings",
-    "templates",
     "texts",
 )
 

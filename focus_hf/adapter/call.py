@@ -17,7 +17,7 @@ from torch import Tensor
 from ..attention import Pattern
 from .config import FocusConfig
 from .layer import FocusLayer
-from .remembered import Memory
+from .remembered import Angles, Memory
 
 
 @dataclass
@@ -32,7 +32,7 @@ class Call:
     dense: bool = False  #: every pair is attended: the base model's own attention answers, and is remembered
     alone: bool = False  #: window and sinks only (modes "local" and "window")
     #: Cosines and sines of the new tokens' positions, where the module is passed them.
-    rotary: tuple[Tensor, Tensor] | None = None
+    rotary: Angles | None = None
     position_ids: Tensor | None = None  #: of the new tokens, likewise
     cache_layer: Any = None  #: where the tokens are cached, if they are
     #: int16 ``(B, T, K)``, groups of each new token, the best first: of a routing that all heads share.
@@ -45,6 +45,8 @@ class Call:
     #: S)``; otherwise the ranking of all tokens.
     groups: Tensor | None = None
     complete: bool = False  #: it is known of every token
+    #: With cells: the angles of the last tokens, whose groups are not found yet (`groups_of_keys`).
+    waiting: tuple[Angles | None, ...] = ()
     paged: Any = None  #: whose tokens are which, in continuous batching
 
     @property

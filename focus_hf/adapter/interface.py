@@ -137,28 +137,27 @@ def routed_attention(call: Call, asked: Asked) -> Tensor:
             tell_routing(call, asked.key, routed)
     if call.assignments is not None:
         return _soft(call, call.assignments, asked.problem(call.pattern, *routed))
-    kernel = _kernel(router.kernel, asked)
+    _check(router.kernel, asked)
     learns = torch.is_grad_enabled() and any(x.requires_grad for x in (asked.query, asked.key, asked.value))
     if torch.compiler.is_compiling() and not learns:
         scores, pattern = asked.scores, call.pattern
         tensors = (asked.query, asked.key, asked.value, asked.mask, *routed, scores.sink_logits, scores.bias)
         shape = (pattern.local_window, pattern.sink_tokens, pattern.dense_below)
         how = (scores.scale, scores.softcap, scores.dropout, asked.dropped, asked.is_sliding)
-        return _compiled(*tensors, *shape, *how, router.path, kernel.name).transpose(1, 2)
+        name = (router.kernel or find_kernel(asked.query, asked.value)).name
+        return _compiled(*tensors, *shape, *how, router.path, name).transpose(1, 2)
     problem = asked.problem(call.pattern, *routed)
     tell_attention(call, problem)
-    return focus_attention(problem, path=router.path, kernel=kernel)
+    return focus_attention(problem, path=router.path, kernel=router.kernel)
 
 
-def _kernel(named: Kernel | None, asked: Asked) -> Kernel:
-    if named is None:
-        return find_kernel(asked.query, asked.value)
-    if (why := named.unsupported(asked.query, asked.value)) is not None:
+def _check(kernel: Kernel | None, asked: Asked) -> None:
+    """Refuse a kernel that was named and cannot compute this."""
+    if kernel is not None and (why := kernel.unsupported(asked.query, asked.value)) is not None:
         raise ValueError(
-            f"kernel {named.name!r} cannot compute this attention: {why}. Choose another one, or 'auto', with "
+            f"kernel {kernel.name!r} cannot compute this attention: {why}. Choose another one, or 'auto', with "
             "focus_hf.set_routing(model, kernel=...)."
         )
-    return named
 
 
 def _soft(call: Call, assignments: Tensor, problem: Problem) -> Tensor:

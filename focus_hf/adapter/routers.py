@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
@@ -11,8 +13,9 @@ from ..ranks import several, split_over
 from ..routing import hard_memberships, sets
 from ..routing.cells import CellRouter
 from ..settings import FocusSettings
-from .call import Call
+from .call import Angles, Call
 from .dial import limits, limits_from
+from .growing import GrowingLayer
 from .masks import Asked
 from .remembered import same_keys
 from .rotation import angles, turned_back
@@ -113,16 +116,35 @@ def rank_groups(scores: Tensor, balance: Tensor) -> Tensor:
 def by_cells(call: Call, asked: Asked) -> Routed:
     """A key is in the group of its content; a query reads groups at distances (`focus_hf.routing.cells`)."""
     query, key, router = asked.query, asked.key, own_heads(call, asked.key.shape[1])
-    memory, new = call.memory, query.shape[2]
-    known = None if memory is None or not call.untouched or call.seen == 0 else memory.groups
-    goes_on = known is not None and (*known.shape[:2], known.shape[2] + new) == key.shape[:3]
-    found = key_groups(plain_keys(call, key, new if goes_on else key.shape[2]), router)
-    groups = call.groups = torch.cat([known, found], dim=2) if known is not None and goes_on else found
+    new = query.shape[2]
+    groups = groups_of_keys(call, key, new, router)
     if asked.first_position is not None and not torch.compiler.is_compiling():
         limit = limits_from(call.config, asked.first_position + key.shape[2] - new, new, key.device)
     else:
         limit = limits(call.config, asked.query_positions())
     return groups, cell_reads(query, router, limit), None
+
+
+def groups_of_keys(call: Call, key: Tensor, new: int, router: CellRouter) -> Tensor:
+    """The group of each key of a call whose last tokens are new, uint8 ``(B, H_kv, S)``.
+
+    No query needs the group of a key that is in its window. So where a plain cache grows token by token, the groups of
+    new keys are found together when the first of them is left behind, and are 0 until then.
+    """
+    memory, length = call.memory, key.shape[2]
+    known = None if memory is None or not call.untouched else memory.groups
+    if memory is None or known is None or known.shape[:2] != key.shape[:2] or call.seen + new != length:
+        call.groups = key_groups(plain_keys(call, key, length), router)
+        return call.groups
+    one_by_one = new == 1 and isinstance(call.cache_layer, GrowingLayer) and not call.router.is_observed
+    if one_by_one and len(memory.waiting) <= call.pattern.local_window and known.shape[2] >= length:
+        call.groups, call.waiting = known, (*memory.waiting, call.rotary)
+        return known[:, :, :length]
+    missing = len(memory.waiting) + new
+    found = key_groups(plain_keys(call, key, missing, earlier=memory.waiting), router)
+    room = found.new_zeros(*found.shape[:2], call.pattern.local_window + 1 if one_by_one else 0)
+    call.groups = torch.cat([known[:, :, : length - missing], found, room], dim=2)
+    return call.groups[:, :, :length]
 
 
 def own_heads(call: Call, kv_heads: int) -> CellRouter:
@@ -145,7 +167,9 @@ def own_heads(call: Call, kv_heads: int) -> CellRouter:
     return call.router.cell_router(call.adapter, slice(first, first + kv_heads))
 
 
-def plain_keys(call: Call, key: Tensor, count: int, positions: Tensor | None = None) -> Tensor:
+def plain_keys(
+    call: Call, key: Tensor, count: int, positions: Tensor | None = None, *, earlier: Sequence[Angles | None] = ()
+) -> Tensor:
     """The last so many of a call's keys, as they were before positions were applied: ``(B, H_kv, count, D)``.
 
     Args:
@@ -153,10 +177,14 @@ def plain_keys(call: Call, key: Tensor, count: int, positions: Tensor | None = N
         key: ``(B, H_kv, S, D)``.
         count: how many.
         positions: of all keys, ``(B, S)``; by default they stand next to each other, the new tokens last.
+        earlier: angles of the tokens before the new ones, if they are known.
     """
     own, turn, attention = key[:, :, key.shape[2] - count :], call.rotary, call.router.get_base_layer()
     if turn is None:
         return own
+    if earlier:
+        cos, sin = zip(*(one for one in (*earlier, turn) if one is not None), strict=True)
+        turn = torch.cat(cos, dim=1), torch.cat(sin, dim=1)
     new, given = turn[0].shape[1], call.position_ids
     if positions is not None or count > new:
         if positions is None:

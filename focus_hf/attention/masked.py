@@ -24,13 +24,7 @@ def repeat_heads(states: Tensor, num_heads: int) -> Tensor:
 
 
 def masked_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor,
-    scores: Scores,
-    *,
-    gate: Tensor | None = None,
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scores: Scores, *, gate: Tensor | None = None
 ) -> Tensor:
     """Softmax attention over the pairs that ``mask`` allows, spelled out.
 
@@ -92,25 +86,17 @@ def attend_under_mask(
     Arguments as there, and:
         none_empty: every row of the mask is known to allow a pair.
     """
-    if scores.softcap is None and scores.sink_logits is None and scores.bias is None:
-        return _sdpa(query, key, value, mask, scores, none_empty)
-    return masked_attention(query, key, value, mask, scores)
-
-
-def _sdpa(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scores: Scores, none_empty: bool) -> Tensor:
-    """PyTorch's own masked attention; rows without an allowed pair give zeros on every backend."""
+    if scores.softcap is not None or scores.sink_logits is not None or scores.bias is not None:
+        return masked_attention(query, key, value, mask, scores)
     num_heads, kv_heads = query.shape[1], key.shape[1]
     if query.shape[2] == 1 and mask.shape[1] in (1, kv_heads) and num_heads > kv_heads:
         # One token: the query heads of a key head become its queries, so that keys are not copied.
         folded = query.unflatten(1, (kv_heads, -1)).squeeze(3)
-        return _sdpa(folded, key, value, mask, scores, none_empty).flatten(1, 2)[:, :, None]
+        return attend_under_mask(folded, key, value, mask, scores, none_empty=none_empty).flatten(1, 2)[:, :, None]
     key, value, mask = (repeat_heads(x, num_heads) for x in (key, value, mask))
     key, value = (x.expand(-1, num_heads, -1, -1) for x in (key, value))
-    empty = None if none_empty else ~mask.any(dim=-1, keepdim=True)
-    output = F.scaled_dot_product_attention(
-        *(query, key, value),
-        attn_mask=mask if empty is None else mask | empty,
-        dropout_p=scores.dropout,
-        scale=scores.scale,
-    )
+    empty = None if none_empty else ~mask.any(dim=-1, keepdim=True)  # zeros on every backend
+    allowed = mask if empty is None else mask | empty
+    drop, scale = scores.dropout, scores.scale
+    output = F.scaled_dot_product_attention(query, key, value, attn_mask=allowed, dropout_p=drop, scale=scale)
     return output if empty is None else output.masked_fill(empty, 0.0)

@@ -67,8 +67,7 @@ def cell_reads(queries: Tensor, router: CellRouter, limits: Tensor) -> Tensor:
         return cells.cell_reads(queries, router, limits)
     from .kernels import triton_routing
 
-    in_two_steps = router.in_two_steps(torch.float32)
-    return triton_routing.cell_reads(_rows(queries), limits, *in_two_steps, router.cell_bias, router.offset)
+    return triton_routing.cell_reads(_rows(queries), limits, *router.in_two_steps(torch.float32), router.offset)
 
 
 def _routes_here(tensor: Tensor) -> bool:

@@ -15,10 +15,10 @@ from torch import Tensor
 from transformers import AutoTokenizer, DynamicCache, LlamaConfig, LlamaForCausalLM
 
 from ..adapter import FocusConfig, focus_layers, set_routing
-from ..adapter.placement import load_base
 from ..evaluate.checks import check_positions
 from ..evaluate.modes import adapters_off, device_of
 from ..hub import load_adapted
+from ..placement import load_base
 from ..texts import TextSource, tokenize_windows
 from ..train import calibrate
 from .settings import Measurement, Setting

@@ -15,7 +15,7 @@ from jinja2 import FileSystemLoader, StrictUndefined, TemplateError
 from jinja2.sandbox import SandboxedEnvironment
 
 from ..escape import escape
-from ..files import write_atomically
+from ..files import template_folder, write_atomically
 from ..records.adapter_files import (
     GROUPS_FILE,
     WEIGHTS_FILE,
@@ -27,7 +27,6 @@ from ..records.adapter_files import (
 from ..records.group_report import GroupReport
 from ..records.results import Results, load_results, mode_name, setting, setting_name, to_dense
 from ..records.tasks import code_tables, ruler_tables
-from ..templates import template_folder
 from .figures import dial_figure
 from .metadata import check_finite, check_hub_id, inherited, make_metadata, merge_metadata
 from .read import CARD, own_words, read_card, read_metadata, text_of

@@ -47,7 +47,7 @@ class Placement:
 
 def placed(given: dict[str, Any]) -> dict[str, Any]:
     """The flags of a `Placement`, for `focus_hf.hub.load_adapted`; a place that is not there is refused at once."""
-    from ..adapter.placement import check_placement
+    from ..placement import check_placement
 
     check_placement(**{name: given[name] for name in given.keys() & {"device", "device_map", "dtype"}})
     return given

@@ -215,9 +215,9 @@ def bench(
     write: Annotated[bool, typer.Option("--write", help="Put the figures into the adapter's folder.")] = False,
 ) -> None:
     """Measure speed and memory against the best dense attention, in one interleaved run."""
-    from ..adapter.placement import check_placement
     from ..bench import grid
     from ..bench.run import KINDS, run_bench
+    from ..placement import check_placement
 
     what = what or ("attention,decode" if adapter is None else "model")
     kinds = [kind for kind in what.split(",") if kind]

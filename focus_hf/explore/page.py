@@ -16,8 +16,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from ..escape import escape
-from ..files import write_atomically
-from ..templates import template_folder
+from ..files import template_folder, write_atomically
 from .data import ExplorerData
 from .pack import BUDGET, Packed, pack
 

@@ -19,13 +19,13 @@ from transformers import AutoTokenizer, set_seed
 from ..adapter import focus_layers
 from ..adapter.config import FocusConfig
 from ..adapter.discovery import numbered
-from ..adapter.placement import check_placement, load_base
 from ..adapter.save import save_adapter
 from ..adapter.targets import find_targets
 from ..commits import commit_of
 from ..evaluate.checks import check_length, check_tokenizer, check_vocabulary
 from ..evaluate.leave import replace_sample, take_sample, write_records
 from ..machine import measured_with
+from ..placement import check_placement, load_base
 from ..records import Results
 from ..routing.cells import CellRouter
 from ..texts import Texts, hash_of

@@ -127,7 +127,7 @@ def load_adapted(
     """
     from transformers import AutoTokenizer
 
-    from ..adapter.placement import check_placement, load_base
+    from ..placement import check_placement, load_base
 
     check_placement(device, device_map, dtype)
     folder = adapter_folder(adapter, revision=revision)

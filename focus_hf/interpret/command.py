@@ -117,13 +117,7 @@ def summary_table(report: GroupReport) -> Table:
 
 
 def run_match(
-    adapter: str,
-    against: str,
-    texts: Sequence[str],
-    *,
-    load: Load,
-    window: int = 1024,
-    json_out: str | None = None,
+    adapter: str, against: str, texts: Sequence[str], *, load: Load, window: int = 1024, json_out: str | None = None
 ) -> list[LayerMatch]:
     """Compare the groups of two adapters of one base model, and deliver a table or JSON.
 

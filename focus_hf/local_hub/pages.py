@@ -15,8 +15,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from starlette.responses import HTMLResponse, Response
 
+from ..files import template_folder
 from ..front_matter import split_card
-from ..templates import template_folder
 from .http import HubAnswer
 from .markdown import to_html
 from .repos import commit_row, visible

@@ -58,28 +58,29 @@ class CellRouter:
         """What it is made of, by name and in the order above."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
-    def in_two_steps(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Scores of cells and "near", but for their bias, as ``(queries @ first) @ second``; made once.
+    def in_two_steps(self, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+        """Scores of cells and "near" as ``(queries @ first) @ second + bias``; made once.
 
         Returns:
-            ``(H_kv, r * D, d_g + bands + 1)`` and ``(H_kv, d_g + bands + 1, K * bands + 1)``.
+            ``(H_kv, r * D, n)``, ``(H_kv, n, cells)`` and ``(H_kv, 1, cells)``: ``n = d_g + bands + 1``, ``cells = K *
+            bands + 1``.
         """
         if torch.compiler.is_compiling():  # a graph keeps nothing
             return self._two_steps(dtype)
-        kept: dict[torch.dtype, tuple[Tensor, Tensor]] = vars(self).setdefault("_kept", {})
+        kept: dict[torch.dtype, tuple[Tensor, Tensor, Tensor]] = vars(self).setdefault("_kept", {})
         if dtype not in kept:
             with torch.inference_mode(False):  # for later calls, whatever mode they are made in
                 kept[dtype] = self._two_steps(dtype)
         return kept[dtype]
 
-    def _two_steps(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def _two_steps(self, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
         first = torch.cat([self.query_projection, self.band_projection], dim=1).to(dtype).transpose(1, 2)
         bands, groups = self.num_bands, self.centroids.shape[1]
         of_groups = self.centroids.to(dtype).transpose(1, 2).repeat_interleave(bands, dim=2)
         of_bands = torch.eye(bands, dtype=dtype, device=first.device).repeat(1, groups).expand(len(first), -1, -1)
         second = F.pad(torch.cat([of_groups, of_bands], dim=1), (0, 1, 0, 1))
         second[:, -1, -1] = 1
-        return first, second
+        return first, second, self.cell_bias.to(dtype)[:, None]
 
     def of_heads(self, heads: slice) -> CellRouter:
         """The tensors of some of the key/value heads."""
@@ -119,9 +120,8 @@ def cell_log_shares(queries: Tensor, router: CellRouter) -> tuple[Tensor, Tensor
     # The query heads of a key head side by side.
     x = at_least_float32(queries).unflatten(1, (kv_heads, -1)).permute(1, 0, 3, 2, 4)
     with without_autocast(queries.device.type):
-        projection, cells = router.in_two_steps(x.dtype)
-        projected = torch.bmm(x.reshape(kv_heads, -1, projection.shape[1]), projection)
-        scores = torch.baddbmm(router.cell_bias.to(x)[:, None], projected, cells)
+        first, second, bias = router.in_two_steps(x.dtype)
+        scores = torch.baddbmm(bias, torch.bmm(x.reshape(kv_heads, -1, first.shape[1]), first), second)
         shares = scores.log_softmax(dim=-1).unflatten(1, (queries.shape[0], -1)).transpose(0, 1)
     return shares[..., :-1].unflatten(-1, (-1, router.num_bands)), shares[..., -1]
 

@@ -16,7 +16,6 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, TrainerCallback, set_seed
 
-from ..adapter.placement import check_placement, load_base
 from ..adapter.save import save_adapter
 from ..attention import HARD_GATE
 from ..commits import commit_of
@@ -24,6 +23,7 @@ from ..evaluate import EvaluationPlan, TokenText, evaluate
 from ..evaluate.checks import check_length, check_tokenizer, check_vocabulary
 from ..evaluate.leave import take_sample, write_records
 from ..machine import measured_with
+from ..placement import check_placement, load_base
 from ..records import Evaluation, Results
 from ..texts import Texts, TextSource, cut
 from .calibration import calibrate, calibration_sample

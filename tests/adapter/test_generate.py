@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import sys
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from transformers import DynamicCache, StaticCache
 
 import focus_hf
+from focus_hf.adapter import focus_layers, routers
 from tests.families import FAMILIES, ROUTINGS, WINDOW, base_model, focus_model, logits, token_ids
 
 families = pytest.mark.parametrize("family", FAMILIES)
@@ -181,6 +183,55 @@ def filled_cache(model, ids):
     cache = DynamicCache(config=model.config)
     logits(model, ids, past_key_values=cache, use_cache=True)
     return cache
+
+
+def test_groups_of_keys_wait_until_they_may_be_left_behind(routing, monkeypatch):
+    """A plain cache has them found for a whole window of single tokens at once, whatever is then done to it."""
+    if routing != "cells":
+        pytest.skip("with shared routing a token's groups are its query's, too")
+    model, ids = model_of("llama"), token_ids(length=48)
+    expected = logits(model, ids, use_cache=False)
+    found, of_keys = [], routers.key_groups
+
+    def counted(keys, router):
+        found.append(keys.shape[2])
+        return of_keys(keys, router)
+
+    monkeypatch.setattr(routers, "key_groups", counted)
+
+    def go_on(cache, first, end, size=1):
+        found.clear()
+        for start in range(first, end, size):
+            part = logits(model, ids[:, start : start + size], past_key_values=cache, use_cache=True)
+            torch.testing.assert_close(part, expected[:, start : start + size], **CLOSE)
+
+    layers, together = model.config.num_hidden_layers, WINDOW + 2
+    cache = filled_cache(model, ids[:, :20])
+    go_on(cache, 20, 20 + together)
+    assert found == [1] * layers
+    go_on(cache, 20 + together, 20 + together + 1)
+    assert found == [together] * layers
+    go_on(cache, 21 + together, 23 + together)
+    assert not found
+    copied, cropped = copy.deepcopy(cache), pickle.loads(pickle.dumps(cache))
+    go_on(cache, 23 + together, 27 + together, size=4)
+    assert found == [2 + 4] * layers
+    go_on(copied, 23 + together, 48)
+    cropped.crop(-3)
+    go_on(cropped, 20 + together, 48)
+    # A smaller window leaves keys behind at once.
+    cache = filled_cache(model, ids[:, :20])
+    for start in range(20, 24):
+        logits(model, ids[:, start : start + 1], past_key_values=cache, use_cache=True)
+    anew = copy.deepcopy(cache)
+    for layer in anew.layers:
+        del layer.focus_memory
+    for layer in focus_layers(model):
+        layer.configs[layer.routing_adapter].local_window = 1
+    found.clear()
+    results = [logits(model, ids[:, 24:25], past_key_values=past, use_cache=True) for past in (cache, anew)]
+    assert found == [4] * layers + [25] * layers
+    torch.testing.assert_close(*results, **CLOSE)
 
 
 FULL_ATTENTION = [family for family in FAMILIES if not family.startswith("gemma")]  # sliding layers cannot be cropped

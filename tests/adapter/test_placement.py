@@ -8,10 +8,10 @@ import pytest
 import torch
 import typer
 
-from focus_hf.adapter.placement import check_placement, load_base
 from focus_hf.adapter.save import save_adapter
 from focus_hf.cli import app, main
 from focus_hf.hub import load_adapted
+from focus_hf.placement import check_placement, load_base
 from focus_hf.train import TrainRecipe, train
 from tests.families import base_model, focus_model, logits, token_ids
 
@@ -25,7 +25,7 @@ LOADING = {"eval", "groups", "explore", "verify", "bench", "train", "fit"}
         ({"device": "abacus"}, "device 'abacus' cannot be used here"),
         (
             {"device_map": "sideways"},
-            "device_map must be one of auto, balanced, balanced_low_0, sequential, or a device such as cpu or cuda:0; "
+            "device_map must be one of auto, balanced, balanced_low_0, sequential, or a device, as cpu or cuda:0; "
             "got 'sideways'.",
         ),
         ({"device_map": "cuda:99"}, "device 'cuda:99' cannot be used here"),

@@ -227,7 +227,7 @@ def routing() -> None:
         positions = torch.stack([torch.arange(70), torch.arange(70) * 3 - 1])
         dial = -6.0 + torch.rand(2, 70)
         for limits in (cells.cell_limits(positions, dial, 4, bands), cells.cell_limits(positions[:1], -6.0, 4, bands)):
-            of_queries = *there.in_two_steps(torch.float32), there.cell_bias, there.offset
+            of_queries = *there.in_two_steps(torch.float32), there.offset
             found = triton_routing.cell_reads(*put(queries, limits), *of_queries).cpu()
             expected, a, b = (cells.cell_reads(queries, router, limits + x) for x in (0.0, 1e-3, -1e-3))
             assert 0.1 < expected.float().mean() < 0.9, expected.float().mean()

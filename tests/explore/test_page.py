@@ -20,7 +20,7 @@ from focus_hf import FocusConfig, FocusModelCard
 from focus_hf.adapter.save import save_adapter
 from focus_hf.explore import render, write, write_space
 from focus_hf.explore.pack import LEAST, in_script, pack
-from focus_hf.templates import template_folder
+from focus_hf.files import template_folder
 from tests.explore.pages import Elements, made_up, page_data, unpack
 from tests.families import unbalance
 

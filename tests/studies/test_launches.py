@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import DynamicCache, StaticCache
 
 from focus_hf.attention import Pattern, Problem, Scores, masked_focus_attention
 from focus_hf.attention.prompt import grouped_focus_attention
@@ -90,11 +91,25 @@ def test_what_is_the_same_for_any_batch_and_at_any_step(top_k):
             assert counted.focus[2] == counted.focus[8]
 
 
-def test_every_decoded_token_launches_the_same_operations():
-    for routing in ("shared", "cells"):
-        setting = Setting(96, local_window=16)
-        model = count._model(setting, routing)
-        with torch.no_grad():
-            step = count._decode(model, setting, 1)
-            totals = {count._count(model, step).operations.total() for _ in range(5)}
-        assert len(totals) == 1
+@torch.no_grad()
+@pytest.mark.parametrize("routing", ["shared", "cells"])
+def test_every_decoded_token_launches_the_same_operations(routing):
+    """In a static cache; in one that grows, one token in a window and one finds the groups of all in it."""
+    setting = Setting(96, local_window=16)
+    model = count._model(setting, routing)
+    ids, tokens = torch.zeros(1, 96, dtype=torch.long), torch.zeros(1, 1, dtype=torch.long)
+    for past in (StaticCache(config=model.config, max_cache_len=160), DynamicCache(config=model.config)):
+        totals = []
+        for new in (ids, *[tokens] * 41):
+
+            def step(new=new, past=past):
+                return model(input_ids=new, past_key_values=past, use_cache=True)
+
+            totals.append(count._count(model, step).operations.total())
+        several = totals[1:]  # tokens by themselves
+        if routing == "cells" and isinstance(past, DynamicCache):
+            assert several[18] > several[17] and several[36] == several[18]
+            del several[::18]
+        elif isinstance(past, DynamicCache):
+            del several[0]  # room is made
+        assert len(set(several)) == 1, totals

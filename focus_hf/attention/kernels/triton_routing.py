@@ -68,8 +68,8 @@ def cell_reads(
     Args:
         queries: after rotary positions, ``(B, H, Q, D)``, the last dimension contiguous.
         limits: what the log-share of a cell must be above, float32 ``(B or 1, Q, bands)``.
-        first, second: `CellRouter.in_two_steps`, ``(H_kv, r * D, n)`` and ``(H_kv, n, K * bands + 1)``.
-        cell_bias: ``(H_kv, K * bands + 1)``, of "near" last.
+        first, second, cell_bias: `CellRouter.in_two_steps`, ``(H_kv, r * D, n)``, ``(H_kv, n, K * bands + 1)`` and
+            ``(H_kv, 1, K * bands + 1)``, of "near" last.
         offset: added to the limits of each head, ``(H_kv,)``.
 
     Returns:

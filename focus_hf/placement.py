@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ..machine import check_device, require
+from .machine import check_device, require
 
 #: Ways of accelerate to spread a model over the devices of a machine.
 SPREADS = ("auto", "balanced", "balanced_low_0", "sequential")
@@ -36,9 +36,9 @@ def check_placement(device: str = "cpu", device_map: str | None = None, dtype: s
         try:
             torch.device(device_map)
         except RuntimeError:
-            known = ", ".join(SPREADS)
-            message = f"device_map must be one of {known}, or a device such as cpu or cuda:0; got {device_map!r}."
-            raise ValueError(message) from None
+            raise ValueError(
+                f"device_map must be one of {', '.join(SPREADS)}, or a device, as cpu or cuda:0; got {device_map!r}."
+            ) from None
         check_device(device_map)
     require("accelerate")
 
@@ -46,12 +46,8 @@ def check_placement(device: str = "cpu", device_map: str | None = None, dtype: s
 def load_base(
     name: str, *, device: str = "cpu", device_map: str | None = None, dtype: str = "auto", **kwargs: Any
 ) -> Any:
-    """Load a causal language model, from a folder or by its Hub id, to where it should be; see `check_placement`.
-
-    Raises:
-        ValueError, ModuleNotFoundError: see `check_placement`.
-        OSError: there is no such model.
-    """
+    """Load a causal language model, from a folder or by its Hub id, to where it should be; what `check_placement`
+    raises, and `OSError` where there is no such model."""
     from transformers import AutoModelForCausalLM
 
     check_placement(device, device_map, dtype)
