@@ -64,7 +64,7 @@ class Asked:
         scores, kv_heads = self.scores.plus(added_to_scores(self.mask)), self.key.shape[1]
         positions, documents, extra_mask = self._read_mask()
         groups, reads = groups.expand(-1, kv_heads, -1), reads.expand(-1, kv_heads, -1, -1, -1)
-        pattern = replace(pattern, num_bands=reads.shape[-1])
+        pattern = pattern if pattern.num_bands == reads.shape[-1] else replace(pattern, num_bands=reads.shape[-1])
         who = WhoAttends(pattern, positions, groups, reads, documents, extra_mask, self.first_position, memberships)
         return Problem(self.query, self.key, self.value, who, scores)
 

@@ -64,8 +64,7 @@ def recall(layer: Any, adapter: str, tensors: object) -> tuple[Memory | None, bo
 
 
 def remember(layer: Any, adapter: str, tensors: object, groups: Tensor | None, length: int, *more: Any) -> None:
-    """Keep the groups of all keys of a layer, which nobody else has touched since they were found, and ``more`` that
-    is known of them (`Memory.complete`, `Memory.waiting`)."""
+    """Keep the groups of all keys of a layer, untouched since they were found, and ``more`` of a `Memory`."""
     keys = getattr(layer, "keys", None)
     whole = isinstance(keys, Tensor) and keys.dim() == 4 and keys.shape[2] >= length
     memories = dict(getattr(layer, _NAME, {}))  # a copy: a copied layer may share it with this one

@@ -131,17 +131,16 @@ def groups_of_keys(call: Call, key: Tensor, new: int, router: CellRouter) -> Ten
     No query needs the group of a key that is in its window. So where a plain cache grows token by token, the groups of
     new keys are found together when the first of them is left behind, and are 0 until then.
     """
-    memory, length = call.memory, key.shape[2]
-    known = None if memory is None or not call.untouched else memory.groups
-    if memory is None or known is None or known.shape[:2] != key.shape[:2] or call.seen + new != length:
-        call.groups = key_groups(plain_keys(call, key, length), router)
-        return call.groups
+    memory, length = call.memory if call.untouched else None, key.shape[2]
+    known, waiting = (None, ()) if memory is None else (memory.groups, memory.waiting)
+    if known is None or known.shape[:2] != key.shape[:2] or call.seen + new != length:
+        known, waiting, new = key.new_empty(*key.shape[:2], 0, dtype=torch.uint8), (), length
     one_by_one = new == 1 and isinstance(call.cache_layer, GrowingLayer) and not call.router.is_observed
-    if one_by_one and len(memory.waiting) <= call.pattern.local_window and known.shape[2] >= length:
-        call.groups, call.waiting = known, (*memory.waiting, call.rotary)
+    if one_by_one and len(waiting) <= call.pattern.local_window and known.shape[2] >= length:
+        call.groups, call.waiting = known, (*waiting, call.rotary)
         return known[:, :, :length]
-    missing = len(memory.waiting) + new
-    found = key_groups(plain_keys(call, key, missing, earlier=memory.waiting), router)
+    missing = len(waiting) + new
+    found = key_groups(plain_keys(call, key, missing, earlier=waiting), router)
     room = found.new_zeros(*found.shape[:2], call.pattern.local_window + 1 if one_by_one else 0)
     call.groups = torch.cat([known[:, :, : length - missing], found, room], dim=2)
     return call.groups[:, :, :length]

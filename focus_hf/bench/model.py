@@ -27,8 +27,9 @@ from .timing import interleaved
 #: Layers of the small Llama that is measured where no model is given.
 LAYERS = 4
 
-#: Tokens of a prompt that is not measured, before those that are; tokens decoded.
-_WARM_UP, _NEW_TOKENS = 512, 16
+#: Tokens of a prompt that is not measured, before those that are; tokens decoded in a turn; turns.
+_WARM_UP, _IN_A_TURN, _TURNS = 512, 8, 7
+_NEW_TOKENS = _IN_A_TURN * _TURNS
 
 
 @torch.no_grad()
@@ -41,7 +42,7 @@ def bench_model(
 ) -> list[Measurement]:
     """Prefill of one prompt (logits of its last token), and decoding after it, a token at a time.
 
-    The base model and the adapter take turns.
+    The base model and the adapter take turns, of several tokens each.
 
     Args:
         setting: the heads give the size of the small Llama, unless ``base`` is given.
@@ -68,9 +69,10 @@ def bench_model(
             model(input_ids=ids[:, :length], past_key_values=caches[which], use_cache=True, logits_to_keep=1)
 
     def decode(which: str) -> None:
-        step = setting.length + (caches[which].get_seq_length() - setting.length) % _NEW_TOKENS
         with attention[which]():
-            model(input_ids=ids[:, step : step + 1], past_key_values=caches[which], use_cache=True)
+            for _ in range(_IN_A_TURN):
+                step = caches[which].get_seq_length()
+                model(input_ids=ids[:, step : step + 1], past_key_values=caches[which], use_cache=True)
 
     def times(call: Callable[[str], None], least: int, most: int) -> dict[str, float]:
         turns = {which: partial(call, which) for which in attention}
@@ -83,7 +85,7 @@ def bench_model(
     with suppress(torch.OutOfMemoryError):  # a third cache
         caches["dense, cache in place"] = copy.deepcopy(caches["focus"])
         attention["dense, cache in place"] = off
-    found["generate"] = times(decode, _NEW_TOKENS + 1, _NEW_TOKENS + 1)
+    found["generate"] = {which: ms / _IN_A_TURN for which, ms in times(decode, _TURNS, _TURNS).items()}
     return [_measurement(kind, setting, name, ms.pop("focus"), ms) for kind, ms in found.items()]
 
 

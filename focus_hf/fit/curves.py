@@ -110,9 +110,9 @@ def measure(windows: Iterable[LayerWindow], router: CellRouter, pattern: Pattern
         queries.index_add_(0, octaves, torch.ones_like(window.positions, dtype=torch.float64))
         possible.index_add_(0, octaves, (window.positions + 1).double())
         groups = key_groups(window.plain_keys[None], router)[0]
-        shares, _ = cell_log_shares(window.queries[None], router)
+        shares = cell_log_shares(window.queries[None], router)[0, ..., :-1].unflatten(-1, (-1, pattern.num_bands))
         sizes = positions_in_bands(window.positions[None], pattern.local_window, pattern.num_bands)[0]
-        scores = (shares[0] - sizes.clamp(min=1).float().log()[None, :, None]).flatten(-2)
+        scores = (shares - sizes.clamp(min=1).float().log()[None, :, None]).flatten(-2)
         for head, seen in enumerate(window.heads()):
             done = 0
             for rows in map(DenseRows.of, seen.parts()):

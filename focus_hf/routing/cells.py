@@ -106,24 +106,23 @@ def key_groups(keys: Tensor, router: CellRouter) -> Tensor:
     return key_scores(keys, router).argmax(dim=-1).to(torch.uint8)
 
 
-def cell_log_shares(queries: Tensor, router: CellRouter) -> tuple[Tensor, Tensor]:
-    """How a query's attention is expected to fall on cells: the log-softmax over all of them and "near".
+def cell_log_shares(queries: Tensor, router: CellRouter) -> Tensor:
+    """How a query's attention is expected to fall on cells: the log-softmax over all of them and, last, "near".
 
     Args:
         queries: after rotary positions, ``(B, H, Q, D)``.
         router: of the layer.
 
     Returns:
-        Log-shares of cells, float32 or float64 ``(B, H_kv, Q, K, bands)``, and of "near", ``(B, H_kv, Q)``.
+        float32 or float64 ``(B, H_kv, Q, K * bands + 1)``, group by group and within a group band by band.
     """
-    kv_heads = router.centroids.shape[0]
+    (batch, _, count, dim), kv_heads = queries.shape, router.centroids.shape[0]
     # The query heads of a key head side by side.
-    x = at_least_float32(queries).unflatten(1, (kv_heads, -1)).permute(1, 0, 3, 2, 4)
+    x = at_least_float32(queries).reshape(batch, kv_heads, -1, count, dim).permute(1, 0, 3, 2, 4)
     with without_autocast(queries.device.type):
         first, second, bias = router.in_two_steps(x.dtype)
-        scores = torch.baddbmm(bias, torch.bmm(x.reshape(kv_heads, -1, first.shape[1]), first), second)
-        shares = scores.log_softmax(dim=-1).unflatten(1, (queries.shape[0], -1)).transpose(0, 1)
-    return shares[..., :-1].unflatten(-1, (-1, router.num_bands)), shares[..., -1]
+        scores = torch.baddbmm(bias, torch.bmm(x.reshape(kv_heads, batch * count, -1), first), second)
+        return scores.log_softmax(dim=-1).view(kv_heads, batch, count, -1).transpose(0, 1)
 
 
 def positions_in_bands(positions: Tensor, local_window: int, num_bands: int) -> Tensor:
@@ -179,8 +178,9 @@ def cell_reads(queries: Tensor, router: CellRouter, limits: Tensor) -> Tensor:
     Returns:
         bool ``(B, H_kv, Q, K, bands)``.
     """
-    parts = []
-    for some, limit in zip(queries.split(_TOGETHER, dim=2), limits.split(_TOGETHER, dim=1), strict=True):
-        shares, _ = cell_log_shares(some, router)
-        parts.append(shares > (limit[:, None] + router.offset[:, None, None])[..., None, :])
-    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
+    if queries.shape[2] > _TOGETHER:
+        parts = zip(queries.split(_TOGETHER, dim=2), limits.split(_TOGETHER, dim=1), strict=True)
+        return torch.cat([cell_reads(some, router, limit) for some, limit in parts], dim=2)
+    shares = cell_log_shares(queries, router)[..., :-1]
+    limits = limits[:, None] + router.offset.view(-1, 1, 1)
+    return shares.view(*shares.shape[:3], -1, router.num_bands) > limits.unsqueeze(-2)

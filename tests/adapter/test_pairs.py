@@ -18,7 +18,8 @@ SINKS = 2
 def pairs_of_cells(seen: Seen, sequence: int, head: int) -> int:
     """By the words of the definition, pair after pair; which group a key is in is asked of the observed call."""
     config = seen.layer.routing_config
-    shares, _ = cell_log_shares(seen.query, seen.layer.cell_router("default"))
+    shares = cell_log_shares(seen.query, seen.layer.cell_router("default"))[..., :-1]
+    shares = shares.unflatten(-1, (-1, config.num_bands))
     offset = float(seen.layer.cell_router("default").offset[head])
     groups, length = seen.who.key_groups[sequence, head].tolist(), seen.query.shape[2]
     edges = [WINDOW * 2**band for band in range(config.num_bands)]

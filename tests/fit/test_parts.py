@@ -303,11 +303,10 @@ def test_queries_learn_which_cells_to_read():
     router = CellRouter(axes, centroids, nothing[:, None], nothing, nothing, nothing, nothing)
     router = train_query_router(router, queries[:, :3000], importance[:, :3000], 600, generator)
     by_query_head = queries[:, 3000:].unflatten(-1, (2, 8)).transpose(1, 2).flatten(0, 1)
-    shares, near = cell_log_shares(by_query_head[None], router)
-    shares = shares[0].flatten(-2)
+    shares, near = cell_log_shares(by_query_head[None], router)[0].tensor_split([-1], dim=-1)
     hit = (shares.argmax(dim=-1) == best[:, 3000:]).float().mean()
     assert hit > 0.85
-    torch.testing.assert_close(shares.exp().sum(-1) + near[0].exp(), torch.ones(heads, 1000))
+    torch.testing.assert_close(shares.exp().sum(-1) + near[..., 0].exp(), torch.ones(heads, 1000))
     projections = (router.centroids, router.query_projection, router.band_projection, router.cell_bias)
     learned = query_router._scores(queries[:, 3000:], *projections).log_softmax(dim=-1)[..., :-1]
     torch.testing.assert_close(learned, shares, rtol=1e-3, atol=1e-3)

@@ -209,7 +209,8 @@ def _cells(call: Call, query: Tensor, key: Tensor, positions: Tensor) -> tuple[P
     reads = cells.cell_reads(query, own, limits)
     sizes = cells.positions_in_bands(positions, config.local_window, config.num_bands)[:, None].clamp(min=1)
     limit = config.threshold + own.offset[:, None, None] + sizes.float().log()
-    margin = (cells.cell_log_shares(query, own)[0] - limit[..., None, :]).abs().amin(dim=(-1, -2)).transpose(1, 2)
+    shares = cells.cell_log_shares(query, own)[..., :-1].unflatten(-1, (-1, config.num_bands))
+    margin = (shares - limit[..., None, :]).abs().amin(dim=(-1, -2)).transpose(1, 2)
     _note_margin(call, margin[call.valid[:, -query.shape[2] :]])
     return pattern, cells.key_groups(keys, own), reads
 
