@@ -76,17 +76,17 @@ def by_ranking(ranking: Tensor, config: FocusSettings, num_queries: int, *, comp
         num_queries: the last so many are queries.
         complete: it is known that there is no -1.
     """
-    members = torch.zeros(ranking.shape, dtype=torch.bool, device=ranking.device)
-    members.scatter_(-1, ranking[..., : config.top_k].long().clamp(min=0), True)
-    numbers, first = sets.set_numbers(members, config.top_k), ranking.shape[1] - num_queries
-    reads = members[:, first:]
-    if config.top_k > 1:
-        reads = sets.meeting(config.num_groups, config.top_k, ranking.device)[numbers[:, first:]]
+    chosen, first = ranking[..., : config.top_k].clamp(min=0), ranking.shape[1] - num_queries
+    numbers = sets.set_numbers(chosen, config.num_groups)
+    reads = sets.meeting(config.num_groups, config.top_k, ranking.device)[numbers[:, first:].int()]
+    members = None
+    if num_queries > 1:  # else nobody asks for them, and it takes longer than all the rest
+        members = torch.zeros(ranking.shape, dtype=torch.bool, device=ranking.device).scatter_(-1, chosen.long(), True)
     if not complete:
         unknown = ranking[..., 0] < 0
         numbers = torch.where(unknown, reads.shape[-1], numbers)
         reads = torch.cat([reads, torch.ones_like(reads[..., :1])], dim=-1)
-        members = members | unknown[..., None]
+        members = None if members is None else members | unknown[..., None]
     dtype = torch.uint8 if reads.shape[-1] <= 256 else torch.int16
     return numbers.to(dtype)[:, None], reads[:, None, ..., None], members
 

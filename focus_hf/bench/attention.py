@@ -132,7 +132,7 @@ def random_problem(setting: Setting, num_queries: int | None = None) -> Problem:
 
 def who_attends(setting: Setting, memberships: Tensor, num_queries: int) -> WhoAttends:
     """Who attends when tokens are in these groups, bool ``(1, S, K)``, as a model says it."""
-    numbers = sets.set_numbers(memberships, setting.top_k)
+    numbers = sets.set_numbers(memberships.int().topk(setting.top_k).indices, setting.num_groups)
     meeting = sets.meeting(setting.num_groups, setting.top_k, memberships.device)
     reads = meeting[numbers[:, numbers.shape[1] - num_queries :]][:, None, ..., None]
     groups = numbers.to(torch.uint8 if meeting.shape[0] <= 256 else torch.int16)[:, None]

@@ -13,31 +13,28 @@ import torch
 from torch import Tensor
 
 
-def set_numbers(memberships: Tensor, top_k: int) -> Tensor:
-    """The number of each token's set.
+def set_numbers(groups: Tensor, num_groups: int) -> Tensor:
+    """The number of each token's set, its rank in the combinatorial number system.
 
     Args:
-        memberships: bool ``(..., K)``, exactly ``top_k`` of them.
-        top_k: groups of a token.
+        groups: that a token is in, integers ``(..., top_k)``, each once, in any order.
+        num_groups: ``K``.
 
     Returns:
-        int64 ``(...)``, below C(K, top_k); with one group each, that group.
+        Integers ``(...)``, below C(K, top_k); with one group each, that group.
     """
-    if top_k == 1:
-        return memberships.int().argmax(dim=-1)
-    # The rank of a set in the combinatorial number system: the sum of C(c_i, i) over its members c_1 < c_2 < ...
-    num_groups, device = memberships.shape[-1], memberships.device
-    place = memberships.long().cumsum(dim=-1).clamp(1, top_k) - 1
-    group = torch.arange(num_groups, device=device)
-    return (ranks(num_groups, top_k, device)[group, place] * memberships).sum(dim=-1)
+    if groups.shape[-1] == 1:
+        return groups[..., 0]
+    table, place = _ranks(num_groups, groups.shape[-1], groups.device)
+    return table[groups.sort(dim=-1).values.int(), place].sum(dim=-1)
 
 
 @functools.cache
-def ranks(num_groups: int, top_k: int, device: torch.device) -> Tensor:
-    """A set's number is the sum over its groups, in ascending order, of what is here: int64 ``(K, top_k)``."""
+def _ranks(num_groups: int, top_k: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """A set's number is the sum of C(c_i, i) over its members c_1 < c_2 < ...: int64 ``(K, top_k)``; all ``i - 1``."""
     table = [[math.comb(group, place + 1) for place in range(top_k)] for group in range(num_groups)]
     with torch.inference_mode(False):
-        return torch.tensor(table, device=device)
+        return torch.tensor(table, device=device), torch.arange(top_k, device=device)
 
 
 @functools.cache
@@ -46,7 +43,7 @@ def members(num_groups: int, top_k: int, device: torch.device) -> Tensor:
     with torch.inference_mode(False):
         chosen = torch.tensor(list(itertools.combinations(range(num_groups), top_k)), device=device)
         found = torch.zeros(len(chosen), num_groups, dtype=torch.bool, device=device).scatter_(1, chosen, True)
-        return found[set_numbers(found, top_k).argsort()]
+        return found[set_numbers(chosen, num_groups).argsort()]
 
 
 @functools.cache

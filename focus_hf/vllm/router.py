@@ -92,10 +92,6 @@ class SharedRouter(LayerRouter):
         self.config, self.pattern = config, config.pattern
         self.projection, self.centroids = (tensors[f"focus_{name}"].float() for name in ("proj", "centroids"))
         self.balance, device = tensors["focus_balance"].float(), tensors["focus_balance"].device
-        self.ranks, self.places = (
-            sets.ranks(config.num_groups, config.top_k, device),
-            torch.arange(config.top_k, device=device),
-        )
         self.members = sets.members(config.num_groups, config.top_k, device)
         self.meeting = sets.meeting(config.num_groups, config.top_k, device)[..., None]
         self.dtype = set_dtype(config)
@@ -106,8 +102,8 @@ class SharedRouter(LayerRouter):
         scores = balanced_scores(hidden_states, self.projection, self.centroids, temperature, self.balance)
         if self.config.top_k == 1:
             return scores.argmax(dim=-1, keepdim=True).to(self.dtype)
-        best = scores.topk(self.config.top_k).indices.sort(dim=-1).values
-        return self.ranks[best, self.places].sum(dim=-1, keepdim=True).to(self.dtype)
+        best = scores.topk(self.config.top_k).indices
+        return sets.set_numbers(best, self.config.num_groups)[..., None].to(self.dtype)
 
     def reads(self, query: Tensor, groups: Tensor, step: Step) -> Tensor:
         return self.meeting[groups.int()]

@@ -72,7 +72,7 @@ def test_memberships_as_groups_and_reads_say_what_sharing_a_group_says(case, rou
 def test_numbers_of_sets_say_the_same_pairs_as_memberships(groups, top_k):
     torch.manual_seed(groups + top_k)
     members = torch.rand(2, 60, groups).argsort(-1) < top_k
-    numbers = sets.set_numbers(members, top_k)
+    numbers = sets.set_numbers(members.int().topk(top_k).indices, groups)
     reads = sets.meeting(groups, top_k, members.device)[numbers[:, 20:]]
     positions = torch.arange(60).expand(2, -1)
     who = WhoAttends(Pattern(5, 2), positions, numbers[:, None], reads[:, None, ..., None])
