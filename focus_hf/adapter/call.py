@@ -17,7 +17,7 @@ from torch import Tensor
 from ..attention import Pattern
 from .config import FocusConfig
 from .layer import FocusLayer
-from .remembered import Angles, Memory
+from .remembered import Angles, Memory, Waiting
 
 
 @dataclass
@@ -45,8 +45,7 @@ class Call:
     #: S)``; otherwise the ranking of all tokens.
     groups: Tensor | None = None
     complete: bool = False  #: it is known of every token
-    #: With cells: the angles of the last tokens, whose groups are not found yet (`groups_of_keys`).
-    waiting: tuple[Angles | None, ...] = ()
+    waiting: Waiting = ()  #: with cells
     paged: Any = None  #: whose tokens are which, in continuous batching
 
     @property

@@ -112,8 +112,7 @@ class _Hooks:
             known = keys if isinstance(keys, Tensor) and keys.dim() == 4 else call.ranking[:, None]
             rank_all(call, known)
         length = call.seen + call.hidden.shape[1]
-        found = call.groups, length, call.complete, call.waiting
-        remember(call.cache_layer, call.adapter, call.tensors, *found)
+        remember(call.cache_layer, call.adapter, call.tensors, call.groups, length, call.complete, call.waiting)
 
 
 def _continue_cache(call: Call, layer: Any) -> None:

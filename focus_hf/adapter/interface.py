@@ -137,7 +137,7 @@ def routed_attention(call: Call, asked: Asked) -> Tensor:
             tell_routing(call, asked.key, routed)
     if call.assignments is not None:
         return _soft(call, call.assignments, asked.problem(call.pattern, *routed))
-    _check(router.kernel, asked)
+    _check_kernel(router.kernel, asked)
     learns = torch.is_grad_enabled() and any(x.requires_grad for x in (asked.query, asked.key, asked.value))
     if torch.compiler.is_compiling() and not learns:
         scores, pattern = asked.scores, call.pattern
@@ -151,7 +151,7 @@ def routed_attention(call: Call, asked: Asked) -> Tensor:
     return focus_attention(problem, path=router.path, kernel=router.kernel)
 
 
-def _check(kernel: Kernel | None, asked: Asked) -> None:
+def _check_kernel(kernel: Kernel | None, asked: Asked) -> None:
     """Refuse a kernel that was named and cannot compute this."""
     if kernel is not None and (why := kernel.unsupported(asked.query, asked.value)) is not None:
         raise ValueError(

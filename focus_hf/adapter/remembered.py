@@ -21,6 +21,9 @@ _NAME = "focus_memory"
 #: Cosines and sines of tokens' positions, ``(B or 1, T, n)`` each.
 Angles = tuple[Tensor, Tensor]
 
+#: Angles of the last tokens, one each, whose groups are not found yet (`routers.groups_of_keys`).
+Waiting = tuple[Angles | None, ...]
+
 
 def find_cache(values: tuple[Any, ...]) -> Cache | None:
     """The self-attention cache among a module's arguments (models name the argument differently)."""
@@ -49,7 +52,7 @@ class Memory:
     marks: dict[str, tuple[Any, int]]  #: the tensors (and numbers) of the layer after our last call
     keys: Tensor | None  #: the keys then, where the layer holds them as they are
     complete: bool = True  #: the groups of every token are known
-    waiting: tuple[Angles | None, ...] = ()  #: see `Call.waiting`
+    waiting: Waiting = ()
 
 
 def recall(layer: Any, adapter: str, tensors: object) -> tuple[Memory | None, bool]:
@@ -63,13 +66,15 @@ def recall(layer: Any, adapter: str, tensors: object) -> tuple[Memory | None, bo
     return memory, memory.marks == _marks(layer)
 
 
-def remember(layer: Any, adapter: str, tensors: object, groups: Tensor | None, length: int, *more: Any) -> None:
-    """Keep the groups of all keys of a layer, untouched since they were found, and ``more`` of a `Memory`."""
+def remember(
+    layer: Any, adapter: str, tensors: object, groups: Tensor | None, length: int, complete: bool, waiting: Waiting
+) -> None:
+    """Keep the groups of all keys of a layer, which nobody else has touched since they were found; see `Memory`."""
     keys = getattr(layer, "keys", None)
     whole = isinstance(keys, Tensor) and keys.dim() == 4 and keys.shape[2] >= length
     memories = dict(getattr(layer, _NAME, {}))  # a copy: a copied layer may share it with this one
     marks = {} if torch.compiler.is_compiling() else _marks(layer)
-    memories[adapter] = Memory(tensors, length, groups, marks, keys if whole else None, *more)
+    memories[adapter] = Memory(tensors, length, groups, marks, keys if whole else None, complete, waiting)
     setattr(layer, _NAME, memories)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
@@ -13,16 +11,19 @@ from ..ranks import several, split_over
 from ..routing import hard_memberships, sets
 from ..routing.cells import CellRouter
 from ..settings import FocusSettings
-from .call import Angles, Call
+from .call import Call
 from .dial import limits, limits_from
 from .growing import GrowingLayer
 from .masks import Asked
-from .remembered import same_keys
+from .remembered import Waiting, same_keys
 from .rotation import angles, turned_back
 
 #: Groups of keys, integers ``(B, 1 or H_kv, S)``; what queries read, bool ``(B, 1 or H_kv, Q, K, bands)``; and, where
 #: a routing is shared, in which groups tokens are, bool ``(B, S, K)``.
 Routed = tuple[Tensor, Tensor, Tensor | None]
+
+#: Tokens, or one more, whose groups wait to be found together: nothing is as long as a wide window.
+MOST_WAITING = 64
 
 
 def route(call: Call, asked: Asked) -> Routed:
@@ -136,12 +137,13 @@ def groups_of_keys(call: Call, key: Tensor, new: int, router: CellRouter) -> Ten
     if known is None or known.shape[:2] != key.shape[:2] or call.seen + new != length:
         known, waiting, new = key.new_empty(*key.shape[:2], 0, dtype=torch.uint8), (), length
     one_by_one = new == 1 and isinstance(call.cache_layer, GrowingLayer) and not call.router.is_observed
-    if one_by_one and len(waiting) <= call.pattern.local_window and known.shape[2] >= length:
+    most = min(call.pattern.local_window, MOST_WAITING)
+    if one_by_one and len(waiting) <= most and known.shape[2] >= length:
         call.groups, call.waiting = known, (*waiting, call.rotary)
         return known[:, :, :length]
     missing = len(waiting) + new
     found = key_groups(plain_keys(call, key, missing, earlier=waiting), router)
-    room = found.new_zeros(*found.shape[:2], call.pattern.local_window + 1 if one_by_one else 0)
+    room = found.new_zeros(*found.shape[:2], most + 1 if one_by_one else 0)
     call.groups = torch.cat([known[:, :, : length - missing], found, room], dim=2)
     return call.groups[:, :, :length]
 
@@ -167,7 +169,7 @@ def own_heads(call: Call, kv_heads: int) -> CellRouter:
 
 
 def plain_keys(
-    call: Call, key: Tensor, count: int, positions: Tensor | None = None, *, earlier: Sequence[Angles | None] = ()
+    call: Call, key: Tensor, count: int, positions: Tensor | None = None, *, earlier: Waiting = ()
 ) -> Tensor:
     """The last so many of a call's keys, as they were before positions were applied: ``(B, H_kv, count, D)``.
 

@@ -95,7 +95,7 @@ def attend_under_mask(
         return attend_under_mask(folded, key, value, mask, scores, none_empty=none_empty).flatten(1, 2)[:, :, None]
     key, value, mask = (repeat_heads(x, num_heads) for x in (key, value, mask))
     key, value = (x.expand(-1, num_heads, -1, -1) for x in (key, value))
-    empty = None if none_empty else ~mask.any(dim=-1, keepdim=True)  # zeros on every backend
+    empty = None if none_empty else ~mask.any(dim=-1, keepdim=True)  # would be NaN, or not, by backend
     allowed = mask if empty is None else mask | empty
     drop, scale = scores.dropout, scores.scale
     output = F.scaled_dot_product_attention(query, key, value, attn_mask=allowed, dropout_p=drop, scale=scale)

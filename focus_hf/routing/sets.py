@@ -31,7 +31,7 @@ def set_numbers(groups: Tensor, num_groups: int) -> Tensor:
 
 @functools.cache
 def _ranks(num_groups: int, top_k: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """A set's number is the sum of C(c_i, i) over its members c_1 < c_2 < ...: int64 ``(K, top_k)``; all ``i - 1``."""
+    """C(c, i + 1) for each group c and place i, int64 ``(K, top_k)``, whose sum a set's number is; and the places."""
     table = [[math.comb(group, place + 1) for place in range(top_k)] for group in range(num_groups)]
     with torch.inference_mode(False):
         return torch.tensor(table, device=device), torch.arange(top_k, device=device)

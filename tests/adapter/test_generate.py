@@ -219,6 +219,10 @@ def test_groups_of_keys_wait_until_they_may_be_left_behind(routing, monkeypatch)
     go_on(copied, 23 + together, 48)
     cropped.crop(-3)
     go_on(cropped, 20 + together, 48)
+    monkeypatch.setattr(routers, "MOST_WAITING", 3)  # however wide the window is
+    cache = filled_cache(model, ids[:, :20])
+    go_on(cache, 20, 30)
+    assert found == [1] * layers + [5] * layers
     # A smaller window leaves keys behind at once.
     cache = filled_cache(model, ids[:, :20])
     for start in range(20, 24):
