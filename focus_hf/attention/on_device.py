@@ -1,4 +1,4 @@
-"""Routing and attention on a GPU by kernels of ours, which read keys where they stand, by groups and what is read.
+"""Routing, and attention on a GPU, by kernels of ours, which read keys where they stand, by groups and what is read.
 
 Nothing is read back from the device. Inference; with Triton.
 """
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..routing import cells
 from ..routing.cells import CellRouter
+from . import native
 from .kernels import triton_missing
 from .problem import Problem
 
@@ -62,7 +63,9 @@ def key_groups(keys: Tensor, router: CellRouter) -> Tensor:
 
 
 def cell_reads(queries: Tensor, router: CellRouter, limits: Tensor) -> Tensor:
-    """`routing.cells.cell_reads`; of many queries on a GPU in one launch, with no score of a cell in memory."""
+    """`routing.cells.cell_reads`; with no score of a cell in memory on a CPU, and of many queries on a GPU."""
+    if native.is_native(queries):
+        return native.cell_reads(queries, router, limits)
     if not _routes_here(queries):
         return cells.cell_reads(queries, router, limits)
     from .kernels import triton_routing

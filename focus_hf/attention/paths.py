@@ -1,9 +1,9 @@
 """Hard Focus attention by the cheapest exact path.
 
+* ``triton``: kernels of ours that read keys where they lie. Inference on CUDA.
+* ``native``: the same in machine code, compiled where it runs. Inference on a CPU.
 * ``grouped``: the paper's two calls, over groups of tokens and windows, for a shared routing. Differentiable.
-* ``blocked``: blocks of queries over the keys that they read. Inference on CPU.
-* ``gathered``: one new token over the keys that it reads. Inference.
-* ``triton``: kernels of ours that read keys in place. Inference on CUDA.
+* ``gathered``: one new token over the keys that it reads. Inference, on any device.
 * ``masked``: explicit masks; slower, but right for every option.
 """
 
@@ -17,23 +17,24 @@ from torch import Tensor
 from .gathered import gathered_focus_attention
 from .kernels import Kernel
 from .masked import masked_focus_attention
+from .native import fits_native, native_focus_attention
 from .on_device import device_focus_attention, fits_device
 from .problem import Problem
-from .prompt import blocked_focus_attention, grouped_focus_attention
+from .prompt import grouped_focus_attention
 
 #: The paths that call no backend, by name.
 _OTHERS: dict[str, Callable[[Problem], Tensor]] = {
     "triton": device_focus_attention,
-    "blocked": blocked_focus_attention,
+    "native": native_focus_attention,
     "gathered": gathered_focus_attention,
     "masked": masked_focus_attention,
 }
 
-PATHS = ("auto", "triton", "grouped", "blocked", "gathered", "masked")
+PATHS = ("auto", "triton", "native", "grouped", "gathered", "masked")
 
 #: From how many keys a path is taken; fewer are read sooner under a mask. `python -m studies.paths` measures
 #: when that is on a machine.
-PAYS_FROM = {"gathered": 1024, "blocked": 1024}
+PAYS_FROM = {"gathered": 1024}
 
 #: From how many queries the paper's calls are taken; its plan is made anew for each.
 GROUPED_FROM = 9
@@ -68,13 +69,12 @@ def usable_paths(problem: Problem) -> list[str]:
         return ["masked"]
     query, key, value = problem.query, problem.key, problem.value
     needs_gradient = torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value))
-    usable = ["triton"] if not needs_gradient and fits_device(problem) else []
-    if not needs_gradient and problem.scores.sink_logits is None:
-        usable += ["gathered"] if problem.num_queries == 1 else []
-        usable += ["grouped"] if problem.who.memberships is not None else []
-        usable += ["blocked"] if query.device.type == "cpu" and value.shape[-1] <= key.shape[-1] else []
-    elif problem.who.memberships is not None:
-        usable += ["grouped"]
+    usable = []
+    if not needs_gradient:
+        usable += ["triton"] if fits_device(problem) else []
+        usable += ["native"] if fits_native(problem) else []
+        usable += ["gathered"] if problem.num_queries == 1 and problem.scores.sink_logits is None else []
+    usable += ["grouped"] if problem.who.memberships is not None else []
     return [*usable, "masked"]
 
 

@@ -1,0 +1,106 @@
+"""The machine code of this package: made by the C++ compiler of the machine that runs it, when it is first wanted.
+
+Kept in the user's cache, by what it was made of and for which processor.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+#: An environment variable; 0: nothing is compiled, and what is compiled is not used.
+SWITCH = "FOCUS_HF_NATIVE"
+
+_HERE = Path(__file__).parent
+_SOURCES = ("attend.cpp", "route.cpp", "vectors.h")
+_FLAGS = ("-O3", "-std=c++17", "-shared", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast")
+
+#: What not every compiler knows: whose processor it is for, and threads. The first that works.
+_EXTRAS = (("-march=native", "-fopenmp"), ("-mcpu=native", "-fopenmp"), ("-mcpu=native",), ("-march=native",), ())
+
+_log = logging.getLogger(__name__)
+
+
+def library() -> ctypes.CDLL:
+    """The library, where nothing is `missing`."""
+    found = _find()
+    assert isinstance(found, ctypes.CDLL)
+    return found
+
+
+def missing() -> str | None:
+    """Why this machine has no library, or ``None``."""
+    found = _find()
+    return found if isinstance(found, str) else None
+
+
+@functools.cache
+def _find() -> ctypes.CDLL | str:
+    if os.environ.get(SWITCH) == "0":
+        return f"{SWITCH} is 0"
+    compiler = os.environ.get("CXX") or next(filter(shutil.which, ("c++", "g++", "clang++")), None)
+    if os.name != "posix" or compiler is None:
+        return "there is no C++ compiler (c++, g++ or clang++)"
+    sources = b"".join((_HERE / name).read_bytes() for name in _SOURCES)
+    made_of = hashlib.sha256(repr((compiler, _FLAGS, _EXTRAS, _processor())).encode() + sources).hexdigest()[:16]
+    try:
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "focus_hf"
+        kept = cache / f"native-{made_of}.so"
+        if kept.exists():
+            return ctypes.CDLL(str(kept))
+        with tempfile.TemporaryDirectory(prefix="focus-hf-") as folder:
+            made = Path(folder) / kept.name
+            _compile(compiler, made)
+            loaded = ctypes.CDLL(str(made))
+            _keep(made, kept)
+        return loaded
+    except (OSError, RuntimeError) as error:
+        _log.warning("Focus attention on this CPU is slower than it can be: %s", error)
+        return str(error)
+
+
+def _processor() -> str:
+    """What this machine's processor can do: a home directory may be shared with others."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line for line in lines if line.startswith(("flags", "Features")))
+    except (OSError, StopIteration):
+        return f"{platform.machine()} {platform.processor()}"
+
+
+def _compile(compiler: str, target: Path) -> None:
+    """Compile the sources.
+
+    Raises:
+        RuntimeError: the compiler does not.
+    """
+    said = ""
+    for extra in _EXTRAS:
+        command = [compiler, *_FLAGS, *extra, *(str(_HERE / name) for name in _SOURCES[:2]), "-o", str(target)]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        except subprocess.TimeoutExpired:
+            raise RuntimeError(f"{compiler} took more than five minutes") from None
+        if done.returncode == 0:
+            return
+        said = said or done.stderr.strip()
+    raise RuntimeError(f"{compiler} does not compile it: {said.splitlines()[0] if said else 'it does not say why'}")
+
+
+def _keep(made: Path, kept: Path) -> None:
+    """Put a file where the next process finds it; without a place for it, each makes its own."""
+    try:
+        kept.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with tempfile.NamedTemporaryFile(dir=kept.parent, delete=False) as copy:
+            copy.write(made.read_bytes())
+        os.replace(copy.name, kept)
+    except OSError:
+        _log.info("%s cannot be written", kept)
