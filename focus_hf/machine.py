@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.nn.attention import current_flash_attention_impl
 
-from .attention import KERNELS, find_kernel
+from .attention import KERNELS, find_kernel, native
 from .attention.kernels import triton_missing
 
 #: Packages whose versions matter.
@@ -55,6 +55,7 @@ def environment() -> dict[str, Any]:
         "packages": {name: version for name in PACKAGES if (version := _version(name))},
         "devices": devices,
         "kernels": {kernel.name: kernel.missing() or "available" for kernel in KERNELS}
+        | {"native": native.missing() or "prompts and single tokens on a CPU"}
         | {"triton": triton_missing() or "prompts and single tokens on CUDA"},
         "torch_flash": {name: _newer_flash(*which) for name, which in _NEWER_FLASH.items()},
     }

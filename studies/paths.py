@@ -33,16 +33,20 @@ KEPT = 0.89
 
 @torch.no_grad()
 def bench_paths(lengths: Sequence[int] = LENGTHS, seconds: float = 2.0) -> dict[str, dict[int, float]]:
-    """How many times faster than under a mask each way is, by length."""
-    found: dict[str, dict[int, float]] = {"gathered": {}, "blocked": {}, "grouped": {}}
+    """How many times faster than under a mask each way is, by what it is of and length."""
+    found: dict[str, dict[int, float]] = {}
     for length in lengths:
         setting = Setting(length, heads=9, kv_heads=3)
         cells, shared = by_cells(random_problem(setting)), random_problem(setting)
         last = replace(cells, query=cells.query[:, :, -1:], who=replace(cells.who, reads=cells.who.reads[:, :, -1:]))
-        for path, problem in (("gathered", last), ("blocked", cells), ("grouped", shared)):
-            ways = {way: partial(focus_attention, problem, path=way) for way in ("masked", path)}
-            times = interleaved(ways, "cpu", seconds)
-            found[path][length] = times["masked"] / times[path]
+        problems = {"a token": (last, ("gathered", "native")), "cells": (cells, ("native",))}
+        problems["shared"] = (shared, ("grouped", "native"))
+        for what, (problem, paths) in problems.items():
+            times = interleaved(
+                {path: partial(focus_attention, problem, path=path) for path in ("masked", *paths)}, "cpu", seconds
+            )
+            for path in paths:
+                found.setdefault(f"{what}, {path}", {})[length] = times["masked"] / times[path]
     return found
 
 

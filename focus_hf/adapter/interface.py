@@ -168,7 +168,7 @@ def _soft(call: Call, assignments: Tensor, problem: Problem) -> Tensor:
     if parts is not None:
         assignments = GradientsOfAllParts.apply(assignments, parts)
     if config.gate == HARD_GATE:
-        output = focus_attention(problem, kernel=router.kernel)
+        output = focus_attention(problem, path="grouped", kernel=router.kernel)  # also where it is made again
         return credit_memberships(output, assignments, problem, kernel=router.kernel)
     strength = config.gate_strength if router.gate_strength is None else router.gate_strength
     return gated_attention(problem, assignments, gate=config.gate, strength=strength)

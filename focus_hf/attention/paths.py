@@ -36,8 +36,9 @@ PATHS = ("auto", "triton", "native", "grouped", "gathered", "masked")
 #: when that is on a machine.
 PAYS_FROM = {"gathered": 1024}
 
-#: From how many queries the paper's calls are taken; its plan is made anew for each.
-GROUPED_FROM = 9
+#: From how many queries the paper's calls are taken, whose plan is made anew for each; and from how many keys they go
+#: before the native path, in which sixteen tokens next to each other, which are in many groups, share what they read.
+GROUPED_FROM, GROUPED_FIRST_FROM = 9, 2048
 
 
 def focus_attention(problem: Problem, *, path: str = "auto", kernel: Kernel | None = None) -> Tensor:
@@ -69,12 +70,13 @@ def usable_paths(problem: Problem) -> list[str]:
         return ["masked"]
     query, key, value = problem.query, problem.key, problem.value
     needs_gradient = torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value))
-    usable = []
-    if not needs_gradient:
-        usable += ["triton"] if fits_device(problem) else []
-        usable += ["native"] if fits_native(problem) else []
-        usable += ["gathered"] if problem.num_queries == 1 and problem.scores.sink_logits is None else []
-    usable += ["grouped"] if problem.who.memberships is not None else []
+    grouped = ["grouped"] if problem.who.memberships is not None else []
+    if needs_gradient:
+        return [*grouped, "masked"]
+    usable = ["triton"] if fits_device(problem) else []
+    native = ["native"] if fits_native(problem) else []
+    usable += native + grouped if problem.num_keys < GROUPED_FIRST_FROM else grouped + native
+    usable += ["gathered"] if problem.num_queries == 1 and problem.scores.sink_logits is None else []
     return [*usable, "masked"]
 
 

@@ -27,11 +27,11 @@ BATCHES = (1, 2, 8)
 #: Ways to compute a prompt, by routing: a path and a backend. ``torch-flash`` is what CUDA runs, asked by a stand-in.
 PREFILL = {
     "shared": (("grouped", "torch-flash"), ("grouped", "cpu-flash"), ("masked", "any")),
-    "cells": (("blocked", "cpu-flash"), ("masked", "any")),
+    "cells": (("native", "any"), ("masked", "any")),
 }
 
 #: Ways to compute a new token, by either routing.
-DECODE = (("gathered", "any"), ("masked", "any"))
+DECODE = (("native", "any"), ("gathered", "any"), ("masked", "any"))
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from focus_hf.attention import (
 )
 from focus_hf.attention.kernels import cpu_flash, merge
 from focus_hf.attention.paths import usable_paths
-from focus_hf.attention.prompt import blocks, grouped, grouped_focus_attention, make_plan
+from focus_hf.attention.prompt import grouped, grouped_focus_attention, make_plan
 from tests.attention.cases import (
     calls,
     expected_of,
@@ -46,15 +46,6 @@ def test_every_path_equals_the_float64_reference(case, routing, chunk):
     expected = expected_of(problem, mask)
     for path in {*PATHS} & {*usable_paths(problem), "auto", "masked"}:
         assert relative_error(focus_attention(problem, path=path), expected) <= 1e-5, path
-
-
-@settings(max_examples=60, deadline=None)
-@given(case=calls, routing=general, length=st.integers(300, 900), seed=st.integers(0, 999))
-def test_prompts_of_several_blocks_of_queries(case, routing, length, seed):
-    case = {**case, "batch": 1, "length": length, "sink_logits": False, "seed": seed}
-    problem, mask = make_call(case, {**routing, "extra_mask": "none"}, 0.9)
-    assert "blocked" in usable_paths(problem)
-    assert relative_error(focus_attention(problem, path="blocked"), expected_of(problem, mask)) <= 1e-5
 
 
 @settings(max_examples=80, deadline=None)
@@ -174,9 +165,6 @@ def test_blocks_of_queries_change_nothing(monkeypatch):
     whole = masked_focus_attention(problem)
     monkeypatch.setattr(masked, "QUERY_CHUNK", 16)
     torch.testing.assert_close(masked_focus_attention(problem), whole, rtol=1e-5, atol=1e-6)
-    for name, value in (("ROWS", 24), ("LISTS", 4), ("KEYS", 50)):
-        monkeypatch.setattr(blocks, name, value)
-    torch.testing.assert_close(focus_attention(problem, path="blocked"), whole, rtol=1e-5, atol=1e-6)
 
 
 def test_softcap_and_sink_logits_follow_their_formulas():
@@ -216,7 +204,7 @@ def test_merge_of_two_parts_is_the_whole_also_with_empty_parts():
 )
 def test_one_new_token_of_each_sequence(case, routing, length, dropped, layout):
     """Also against a cache that has dropped its oldest tokens, or has room behind those it has seen."""
-    case = {**case, "length": length, "sink_logits": False, "documents": False}
+    case = {**case, "length": length, "documents": False}
     problem, _ = make_call(case, {**routing, "extra_mask": "none"}, 0.0)
     if case["padding"] == "none":
         who = replace(problem.who, positions=problem.who.positions + dropped, first_position=dropped)
@@ -227,4 +215,5 @@ def test_one_new_token_of_each_sequence(case, routing, length, dropped, layout):
     elif layout == "room behind every token":
         key, value = (F.pad(x, (0, 3))[..., :-3] for x in (problem.key, problem.value))
         problem = replace(problem, key=key, value=value)
-    assert relative_error(focus_attention(problem, path="gathered"), expected_of(problem)) <= 1e-5
+    for path in {"gathered", "native"} & {*usable_paths(problem)}:
+        assert relative_error(focus_attention(problem, path=path), expected_of(problem)) <= 1e-5, path

@@ -2,49 +2,20 @@
 
 from __future__ import annotations
 
-import ctypes
+import struct
 
 import torch
 from torch import Tensor
 
 from ...routing.cells import CellRouter
-from ..definition import WhoAttends, sequences
+from ..definition import sequences
 from ..problem import Problem
 from .library import library, missing
 
 _DTYPES = (torch.float32, torch.bfloat16)
-_Strides = ctypes.c_int64 * 3
 
-
-def _fields(pointers: str, strides: str, numbers: str) -> list[tuple[str, type]]:
-    return [
-        *((name, ctypes.c_void_p) for name in pointers.split()),
-        *((f"of_{name}", _Strides) for name in strides.split()),
-        *((name, ctypes.c_int64) for name in numbers.split()),
-    ]
-
-
-class _Task(ctypes.Structure):
-    """`Task` of attend.cpp."""
-
-    _fields_ = [
-        *_fields(
-            "query key value groups reads sink_logits output",
-            "query key value groups reads output",
-            "batch heads kv_heads queries keys dim value_dim cells bands window sinks dense threads narrow",
-        ),
-        ("scale", ctypes.c_double),
-    ]
-
-
-class _Route(ctypes.Structure):
-    """`Route` of route.cpp."""
-
-    _fields_ = _fields(
-        "query first second bias offset limits reads",
-        "query",
-        "of_limits batch kv_heads group queries dim dimensions cells bands threads narrow",
-    )
+#: `Task` of attend.cpp, `Route` of route.cpp: addresses, strides, numbers.
+_TASK, _ROUTE = struct.Struct("7P18q14qd"), struct.Struct("8P4q10q")
 
 
 def is_native(*tensors: Tensor) -> bool:
@@ -73,9 +44,9 @@ def native_focus_attention(problem: Problem) -> Tensor:
     output = query.new_zeros(*query.shape[:3], problem.value.shape[-1])
     for row, tokens, queries in sequences(who):
         own, reads = (_some(x[row : row + 1], queries) for x in (query, who.reads))
-        keys = (_some(x[row : row + 1], tokens) for x in (problem.key, problem.value, who.key_groups))
+        key, value, groups = (_some(x[row : row + 1], tokens) for x in (problem.key, problem.value, who.key_groups))
         first = int(who.positions[row, tokens][0])
-        output[row, :, queries] = _attend(problem, own, *keys, reads, first)[0]
+        output[row, :, queries] = _attend(problem, own, key, value, groups, reads, first)[0]
     return output
 
 
@@ -95,28 +66,17 @@ def _attend(
         reads = reads.contiguous()
     sinks = None if sink_logits is None else sink_logits.float().contiguous()
     output = query.new_empty(*query.shape[:3], value.shape[-1])
-    laid_out = {"query": query, "key": key, "value": value, "groups": groups, "reads": reads, "output": output}
-    task = _Task(
-        **{name: tensor.data_ptr() for name, tensor in laid_out.items()},
-        **{f"of_{name}": _Strides(*tensor.stride()[:3]) for name, tensor in laid_out.items()},
-        sink_logits=None if sinks is None else sinks.data_ptr(),
-        batch=query.shape[0],
-        heads=query.shape[1],
-        kv_heads=key.shape[1],
-        queries=query.shape[2],
-        keys=key.shape[2],
-        dim=query.shape[3],
-        value_dim=value.shape[3],
-        cells=cells,
-        bands=pattern.num_bands,
-        window=pattern.local_window,
-        sinks=pattern.sink_tokens - first,
-        dense=pattern.dense_below - first,
-        threads=torch.get_num_threads(),
-        narrow=query.dtype == torch.bfloat16,
-        scale=problem.scores.scale,
+    laid_out = (query, key, value, groups, reads, output)
+    task = _TASK.pack(
+        *(tensor.data_ptr() for tensor in laid_out[:5]),
+        0 if sinks is None else sinks.data_ptr(),
+        output.data_ptr(),
+        *(stride for tensor in laid_out for stride in tensor.stride()[:3]),
+        *(*query.shape[:2], key.shape[1], query.shape[2], *key.shape[2:], value.shape[3], cells, pattern.num_bands),
+        *(pattern.local_window, pattern.sink_tokens - first, pattern.dense_below - first),
+        *(torch.get_num_threads(), query.dtype == torch.bfloat16, problem.scores.scale),
     )
-    library().focus_attend(ctypes.byref(task))
+    library().focus_attend(task)
     return output
 
 
@@ -124,31 +84,25 @@ def cell_reads(queries: Tensor, router: CellRouter, limits: Tensor) -> Tensor:
     """`routing.cells.cell_reads`."""
     (batch, heads, count, dim), (kv_heads, groups, dimensions) = queries.shape, router.centroids.shape
     queries = queries if queries.stride(-1) == 1 else queries.contiguous()
-    first, second, bias = router.in_two_steps(torch.float32)
-    reads = torch.empty(batch, kv_heads, count, groups, router.num_bands, dtype=torch.bool)
-    # Named, so that they live until the call is over.
-    turned, offset = first.transpose(1, 2).contiguous(), router.offset.float().contiguous()
-    limits = limits.float().contiguous()
-    route = _Route(
-        query=queries.data_ptr(),
-        first=turned.data_ptr(),
-        second=second.data_ptr(),
-        bias=bias.data_ptr(),
-        offset=offset.data_ptr(),
-        limits=limits.data_ptr(),
-        reads=reads.data_ptr(),
-        of_query=_Strides(*queries.stride()[:3]),
-        of_limits=limits.stride(0) if limits.shape[0] == batch else 0,
-        batch=batch,
-        kv_heads=kv_heads,
-        group=heads // kv_heads,
-        queries=count,
-        dim=dim,
-        dimensions=dimensions,
-        cells=groups * router.num_bands,
-        bands=router.num_bands,
-        threads=torch.get_num_threads(),
-        narrow=queries.dtype == torch.bfloat16,
+    tensors, bands, limits = _laid_out(router), router.num_bands, limits.contiguous()
+    reads = torch.empty(batch, kv_heads, count, groups, bands, dtype=torch.bool)
+    task = _ROUTE.pack(
+        *(tensor.data_ptr() for tensor in (*tensors, queries, limits, reads)),
+        *(*queries.stride()[:3], limits.stride(0) if limits.shape[0] > 1 else 0),
+        *(batch, kv_heads, heads // kv_heads, count, dim, dimensions, groups, bands),
+        *(torch.get_num_threads(), queries.dtype == torch.bfloat16),
     )
-    library().focus_route(ctypes.byref(route))
+    library().focus_route(task)
     return reads
+
+
+def _laid_out(router: CellRouter) -> list[Tensor]:
+    """The tensors of a router as route.cpp wants them, in its order; made once."""
+    kept: list[Tensor] | None = vars(router).get("_laid_out")
+    if kept is None:
+        with torch.inference_mode(False), torch.no_grad():
+            first, groups = router.in_two_steps(torch.float32)[0].transpose(1, 2), router.centroids.shape[1]
+            bias = router.cell_bias[:, :-1].unflatten(1, (groups, -1)).transpose(1, 2)
+            of_heads = first, router.centroids.transpose(1, 2), bias, router.cell_bias[:, -1], router.offset
+            kept = vars(router)["_laid_out"] = [tensor.float().contiguous() for tensor in of_heads]
+    return kept

@@ -20,7 +20,7 @@ from pathlib import Path
 SWITCH = "FOCUS_HF_NATIVE"
 
 _HERE = Path(__file__).parent
-_SOURCES = ("attend.cpp", "route.cpp", "vectors.h")
+_SOURCES = ("attend.cpp", "route.cpp", "task.h", "prompt.h", "token.h", "vectors.h")
 _FLAGS = ("-O3", "-std=c++17", "-shared", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast")
 
 #: What not every compiler knows: whose processor it is for, and threads. The first that works.

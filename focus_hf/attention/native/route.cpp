@@ -1,82 +1,86 @@
-// Which cells queries read (`routing.cells.cell_reads`), on a CPU. A vector's lanes are queries.
+// Which cells queries read (`routing.cells.cell_reads`), on a CPU.
 #include <algorithm>
 #include <cmath>
 #include <vector>
 
 #include "vectors.h"
 
-// Mirrored by `_Route` in route.py. Tensors are contiguous but for the queries.
+// As `cell_reads` in calls.py packs it. All but the queries is contiguous; numbers = dimensions + bands + 1.
 struct Route {
-    const void* query;    // (batch, kv_heads * group, queries, dim), bfloat16 if narrow
-    const float* first;   // (kv_heads, numbers, group * dim), numbers = dimensions + bands + 1
-    const float* second;  // (kv_heads, numbers, cells + 1): a group's centroid stands above each of its cells
-    const float* bias;    // (kv_heads, cells + 1)
-    const float* offset;  // (kv_heads)
-    const float* limits;  // (batch, queries, bands)
-    uint8_t* reads;       // (batch, kv_heads, queries, cells)
-    int64_t of_query[3], of_limits;  // in numbers; of_limits: from sequence to sequence
-    int64_t batch, kv_heads, group, queries, dim, dimensions, cells, bands, threads, narrow;
+    const float* first;      // (kv_heads, numbers, group * dim)
+    const float* centroids;  // (kv_heads, dimensions, groups)
+    const float* bias;       // (kv_heads, bands, groups)
+    const float* near;       // (kv_heads)
+    const float* offset;     // (kv_heads)
+    const void* query;       // (batch, kv_heads * group, queries, dim), bfloat16 if narrow
+    const float* limits;     // (batch, queries, bands)
+    uint8_t* reads;          // (batch, kv_heads, queries, groups, bands)
+    int64_t of_query[3], of_limits;  // of_limits: from sequence to sequence
+    int64_t batch, kv_heads, group, queries, dim, dimensions, groups, bands, threads, narrow;
+
+    int64_t width() const { return group * dim; }
+    int64_t numbers() const { return dimensions + bands + 1; }
+
+    template <class T>
+    const T* query_of(int64_t row, int64_t head, int64_t one) const {
+        return (const T*)query + row / queries * of_query[0] + (head * group + one) * of_query[1] +
+               row % queries * of_query[2];
+    }
+    const float* limits_of(int64_t row) const { return limits + row / queries * of_limits + row % queries * bands; }
+    uint8_t* reads_of(int64_t row, int64_t head) const {
+        return reads + ((row / queries * kv_heads + head) * queries + row % queries) * groups * bands;
+    }
 };
 
 struct Space {  // of one thread
     std::vector<float> rows, scores;
-    std::vector<Vec> numbers;
+    std::vector<Vec> numbers, limit;
 };
 
+// Many queries: a vector's lanes are queries.
 template <class T>
-void route_lanes(const Route& t, int64_t head, int64_t start, Space& space) {
-    const int64_t lanes = std::min<int64_t>(LANES, t.batch * t.queries - start), width = t.group * t.dim;
-    const int64_t numbers = t.dimensions + t.bands + 1, every = t.cells + 1;
-    auto sequence = [&](int lane) { return (start + lane) / t.queries; };
-    auto token = [&](int lane) { return (start + lane) % t.queries; };
-    space.rows.assign(width * LANES, 0), space.numbers.resize(numbers), space.scores.resize(every * LANES);
+void route_many(const Route& t, int64_t head, int64_t start, Space& space) {
+    const int64_t lanes = std::min<int64_t>(LANES, t.batch * t.queries - start), cells = t.groups * t.bands;
+    space.rows.assign(t.width() * LANES, 0), space.numbers.resize(t.numbers());
+    space.scores.resize(cells * LANES), space.limit.resize(t.bands);
     for (int lane = 0; lane < lanes; lane++)
         for (int64_t one = 0; one < t.group; one++) {
-            const T* query = (const T*)t.query + sequence(lane) * t.of_query[0] +
-                             (head * t.group + one) * t.of_query[1] + token(lane) * t.of_query[2];
+            const T* query = t.query_of<T>(start + lane, head, one);
             float* row = space.rows.data() + one * t.dim * LANES + lane;
             for (int64_t d = 0; d < t.dim; d++) row[d * LANES] = number(query[d]);
         }
-    const float* first = t.first + head * numbers * width;
-    for (int64_t n = 0; n < numbers; n++) {
-        Vec even = {}, odd = {};
-        int64_t d = 0;
-        for (; d + 1 < width; d += 2) {
-            even += first[n * width + d] * load(space.rows.data() + d * LANES);
-            odd += first[n * width + d + 1] * load(space.rows.data() + (d + 1) * LANES);
-        }
-        if (d < width) even += first[n * width + d] * load(space.rows.data() + d * LANES);
-        space.numbers[n] = even + odd;
+    const float* first = t.first + head * t.numbers() * t.width();
+    for (int64_t n = 0; n < t.numbers(); n++, first += t.width()) {
+        Vec part[2] = {};
+        for (int64_t d = 0; d < t.width(); d++) part[d & 1] += first[d] * load(space.rows.data() + d * LANES);
+        space.numbers[n] = part[0] + part[1];
     }
-    const float *second = t.second + head * numbers * every, *bias = t.bias + head * every;
-    const Vec* of_band = space.numbers.data() + t.dimensions;
-    Vec most = of_band[t.bands] + bias[t.cells], near = most;
-    for (int64_t cell = 0; cell < t.cells; cell += t.bands) {
+    const float *centroids = t.centroids + head * t.dimensions * t.groups, *bias = t.bias + head * cells;
+    const Vec *of_band = space.numbers.data() + t.dimensions, near = of_band[t.bands] + t.near[head];
+    Vec most = near;
+    float* score = space.scores.data();
+    for (int64_t group = 0; group < t.groups; group++) {
         Vec product = {};
-        for (int64_t n = 0; n < t.dimensions; n++) product += second[n * every + cell] * space.numbers[n];
-        for (int64_t band = 0; band < t.bands; band++) {
-            const Vec score = product + of_band[band] + bias[cell + band];
-            most = larger(most, score);
-            store(space.scores.data() + (cell + band) * LANES, score);
+        for (int64_t n = 0; n < t.dimensions; n++) product += centroids[n * t.groups + group] * space.numbers[n];
+        for (int64_t band = 0; band < t.bands; band++, score += LANES) {
+            const Vec own = product + of_band[band] + bias[band * t.groups + group];
+            most = larger(most, own);
+            store(score, own);
         }
     }
     Vec total = exponential(near - most);
-    for (int64_t cell = 0; cell < t.cells; cell++)
-        total += exponential(load(space.scores.data() + cell * LANES) - most);
-    std::vector<Vec> limit(t.bands);
+    for (int64_t cell = 0; cell < cells; cell++) total += exponential(load(space.scores.data() + cell * LANES) - most);
     for (int64_t band = 0; band < t.bands; band++)
-        for (int lane = 0; lane < LANES; lane++) {
-            const int64_t at = lane < lanes ? sequence(lane) * t.of_limits + token(lane) * t.bands + band : band;
-            limit[band][lane] = most[lane] + std::log(total[lane]) + t.limits[at] + t.offset[head];
-        }
+        for (int lane = 0; lane < LANES; lane++)
+            space.limit[band][lane] = most[lane] + std::log(total[lane]) + t.offset[head] +
+                                      t.limits_of(start + std::min<int64_t>(lane, lanes - 1))[band];
     uint8_t* rows[LANES];
-    for (int lane = 0; lane < lanes; lane++)
-        rows[lane] = t.reads + ((sequence(lane) * t.kv_heads + head) * t.queries + token(lane)) * t.cells;
-    for (int64_t cell = 0, band = 0; cell < t.cells; cell += 4) {  // four of a query's answers in one number
+    for (int lane = 0; lane < lanes; lane++) rows[lane] = t.reads_of(start + lane, head);
+    for (int64_t cell = 0, band = 0; cell < cells; cell += 4) {  // four of a query's answers in one number
         Ints four = {};
-        const int64_t some = std::min<int64_t>(4, t.cells - cell);
+        const int64_t some = std::min<int64_t>(4, cells - cell);
         for (int64_t one = 0; one < some; one++, band = band + 1 < t.bands ? band + 1 : 0)
-            four |= (load(space.scores.data() + (cell + one) * LANES) > limit[band]) & (1 << 8 * one);
+            four |= (load(space.scores.data() + (cell + one) * LANES) > space.limit[band]) & (1 << 8 * one);
         for (int lane = 0; lane < lanes; lane++) {
             const int32_t answers = four[lane];
             memcpy(rows[lane] + cell, &answers, some);
@@ -84,14 +88,57 @@ void route_lanes(const Route& t, int64_t head, int64_t start, Space& space) {
     }
 }
 
-extern "C" void focus_route(const Route* route) {
-    const Route& t = *route;
-    const int64_t blocks = (t.batch * t.queries + LANES - 1) / LANES;
-#pragma omp parallel num_threads(std::min(t.threads, blocks * t.kv_heads))
+// One query: a vector's lanes are numbers of it, then groups.
+template <class T>
+void route_one(const Route& t, int64_t head, int64_t row, Space& space) {
+    const int64_t padded = (t.groups + LANES - 1) / LANES * LANES, width = (t.width() + LANES - 1) / LANES * LANES;
+    space.rows.assign(width, 0), space.scores.resize((t.bands + 1) * padded);
+    std::vector<float> number_of(t.numbers());
+    for (int64_t one = 0; one < t.group; one++)
+        for (int64_t d = 0; d < t.dim; d++) space.rows[one * t.dim + d] = number(t.query_of<T>(row, head, one)[d]);
+    const float* first = t.first + head * t.numbers() * t.width();
+    for (int64_t n = 0; n < t.numbers(); n++, first += t.width()) {
+        Vec part = {};
+        int64_t d = 0;
+        for (; d + LANES <= t.width(); d += LANES) part += load(first + d) * load(space.rows.data() + d);
+        number_of[n] = sum(part);
+        for (; d < t.width(); d++) number_of[n] += first[d] * space.rows[d];
+    }
+    const float *centroids = t.centroids + head * t.dimensions * t.groups, *bias = t.bias + head * t.groups * t.bands;
+    float *products = space.scores.data() + t.bands * padded, most = number_of[t.dimensions + t.bands] + t.near[head];
+    const float near = most, *of_band = number_of.data() + t.dimensions;
+    for (int64_t group = 0; group < padded; group++) products[group] = 0;
+    for (int64_t n = 0; n < t.dimensions; n++, centroids += t.groups)
+        for (int64_t group = 0; group < t.groups; group++) products[group] += centroids[group] * number_of[n];
+    for (int64_t band = 0; band < t.bands; band++) {
+        float* score = space.scores.data() + band * padded;
+        for (int64_t group = 0; group < padded; group++)
+            score[group] = group < t.groups ? products[group] + of_band[band] + bias[band * t.groups + group] : -1e30f;
+        Vec largest = splat(most);
+        for (int64_t group = 0; group < padded; group += LANES) largest = larger(largest, load(score + group));
+        for (int lane = 0; lane < LANES; lane++) most = std::max(most, float(largest[lane]));
+    }
+    Vec total = {};
+    for (int64_t cell = 0; cell < t.bands * padded; cell += LANES)
+        total += exponential(load(space.scores.data() + cell) - most);
+    const float all = most + std::log(sum(total) + std::exp(near - most)) + t.offset[head];
+    uint8_t* reads = t.reads_of(row, head);
+    for (int64_t band = 0; band < t.bands; band++) {
+        const float limit = all + t.limits_of(row)[band], *score = space.scores.data() + band * padded;
+        for (int64_t group = 0; group < t.groups; group++) reads[group * t.bands + band] = score[group] > limit;
+    }
+}
+
+template <class T>
+void route(const Route& t) {
+    const int64_t rows = t.batch * t.queries, step = rows < LANES ? 1 : LANES, blocks = (rows + step - 1) / step;
+#pragma omp parallel num_threads(std::min(t.threads, blocks * t.kv_heads)) if (rows >= LANES)
     {
         Space space;
 #pragma omp for schedule(static)
         for (int64_t item = 0; item < blocks * t.kv_heads; item++)
-            (t.narrow ? route_lanes<bfloat16> : route_lanes<float>)(t, item / blocks, item % blocks * LANES, space);
+            (step == 1 ? route_one<T> : route_many<T>)(t, item / blocks, item % blocks * step, space);
     }
 }
+
+extern "C" void focus_route(const Route* task) { task->narrow ? route<bfloat16>(*task) : route<float>(*task); }

@@ -1,0 +1,136 @@
+// A single query: a vector's lanes are numbers of a token.
+#pragma once
+
+#include "task.h"
+
+constexpr int64_t SPAN = 2048;           // keys that one piece of work looks at
+constexpr int64_t AHEAD = 8, LINE = 64;  // keys that are asked for before they are wanted; bytes of a cache line
+
+// Which of some keys the newest token reads.
+int64_t find_keys(const Task& t, const uint8_t* groups, const uint8_t* reads, int64_t begin, int64_t end,
+                  int32_t* index) {
+    const int64_t query = t.keys - 1, near = t.dense > query ? 0 : std::max<int64_t>(0, query - t.window);
+    int64_t count = 0, key = begin;
+    for (; key < std::min({end, t.sinks, near}); key++) index[count++] = key;
+    for (int64_t band = t.bands - 1; band >= 0; band--)
+        for (; key < std::min({end, near, query - t.begin(band)}); key++) {
+            index[count] = key;
+            count += reads[groups[key * t.of_groups.token] * t.bands + band] != 0;
+        }
+    for (; key < end; key++) index[count++] = key;
+    return count;
+}
+
+// What HEADS query heads find among some keys: of each its largest score, the sum of weights, and the weighted values.
+template <class T, int HEADS>
+void attend_keys(const Task& t, int64_t sequence, int64_t kv_head, int64_t start, const int32_t* index, int64_t count,
+                 Room& room, float* found) {
+    const T* key = at<T>(t.key, t.of_key, sequence, kv_head, 0);
+    const T* value = at<T>(t.value, t.of_value, sequence, kv_head, 0);
+    const int64_t whole = t.dim / LANES * LANES, width = (count + LANES - 1) / LANES * LANES;
+    room.rows.resize(HEADS * t.dim), room.scores.resize(HEADS * width);
+    for (int h = 0; h < HEADS; h++) {
+        const T* query = at<T>(t.query, t.of_query, sequence, start + h, 0);
+        for (int64_t d = 0; d < t.dim; d++) room.rows[h * t.dim + d] = number(query[d]) * float(t.scale);
+    }
+    for (int64_t k = 0; k < count; k++) {
+        const T* one = key + index[k] * t.of_key.token;
+        if (k + AHEAD < count)
+            for (int64_t d = 0; d < t.dim; d += LINE / sizeof(T))
+                __builtin_prefetch(key + index[k + AHEAD] * t.of_key.token + d);
+        Vec part[HEADS] = {};
+        for (int64_t d = 0; d < whole; d += LANES) {
+            const Vec numbers = load(one + d);
+            for (int h = 0; h < HEADS; h++) part[h] += numbers * load(room.rows.data() + h * t.dim + d);
+        }
+        for (int h = 0; h < HEADS; h++) {
+            float score = sum(part[h]);
+            for (int64_t d = whole; d < t.dim; d++) score += number(one[d]) * room.rows[h * t.dim + d];
+            room.scores[h * width + k] = score;
+        }
+    }
+    for (int h = 0; h < HEADS; h++) {
+        float* score = room.scores.data() + h * width;
+        for (int64_t k = count; k < width; k++) score[k] = HIDDEN;
+        Vec most = splat(NOTHING), total = {};
+        for (int64_t k = 0; k < width; k += LANES) most = larger(most, load(score + k));
+        float largest = NOTHING;
+        for (int lane = 0; lane < LANES; lane++) largest = std::max(largest, float(most[lane]));
+        for (int64_t k = 0; k < width; k += LANES) {
+            const Vec weight = exponential(load(score + k) - largest);
+            total += weight;
+            store(score + k, weight);
+        }
+        found[h * (t.value_dim + 2)] = largest, found[h * (t.value_dim + 2) + 1] = sum(total);
+    }
+    float* sums = found + 2;
+    int64_t d = 0;
+    for (; d + LANES <= t.value_dim; d += LANES) {
+        Vec total[HEADS] = {};
+        for (int64_t k = 0; k < count; k++) {
+            const Vec numbers = load(value + index[k] * t.of_value.token + d);
+            for (int h = 0; h < HEADS; h++) total[h] += numbers * room.scores[h * width + k];
+        }
+        for (int h = 0; h < HEADS; h++) store(sums + h * (t.value_dim + 2) + d, total[h]);
+    }
+    for (; d < t.value_dim; d++)
+        for (int h = 0; h < HEADS; h++) {
+            float total = 0;
+            for (int64_t k = 0; k < count; k++)
+                total += number(value[index[k] * t.of_value.token + d]) * room.scores[h * width + k];
+            sums[h * (t.value_dim + 2) + d] = total;
+        }
+}
+
+template <class T>
+void attend_span(const Task& t, int64_t sequence, int64_t kv_head, int64_t begin, Room& room, float* found) {
+    const int64_t end = std::min(t.keys, begin + SPAN), group = t.heads / t.kv_heads;
+    int32_t* index = (room.keys.index.resize(SPAN + 1), room.keys.index.data());
+    const int64_t count = find_keys(t, at<uint8_t>(t.groups, t.of_groups, sequence, kv_head, 0),
+                                    at<uint8_t>(t.reads, t.of_reads, sequence, kv_head, 0), begin, end, index);
+    for (int64_t head = 0; head < group;) {
+        const int64_t some = std::min<int64_t>(4, group - head), first = kv_head * group + head;
+        float* of_head = found + head * (t.value_dim + 2);
+        if (some == 1) attend_keys<T, 1>(t, sequence, kv_head, first, index, count, room, of_head);
+        if (some == 2) attend_keys<T, 2>(t, sequence, kv_head, first, index, count, room, of_head);
+        if (some == 3) attend_keys<T, 3>(t, sequence, kv_head, first, index, count, room, of_head);
+        if (some == 4) attend_keys<T, 4>(t, sequence, kv_head, first, index, count, room, of_head);
+        head += some;
+    }
+}
+
+// What was found in the spans of one query head, together.
+template <class T>
+void put_together(const Task& t, int64_t sequence, int64_t head, int64_t spans, int64_t stride, const float* found) {
+    T* output = (T*)at<T>(t.output, t.of_output, sequence, head, 0);
+    float most = t.sink_logits ? t.sink_logits[head] : NOTHING;
+    for (int64_t span = 0; span < spans; span++) most = std::max(most, found[span * stride]);
+    float total = t.sink_logits ? std::exp(t.sink_logits[head] - most) : 0;
+    for (int64_t span = 0; span < spans; span++)
+        total += std::exp(found[span * stride] - most) * found[span * stride + 1];
+    for (int64_t d = 0; d < t.value_dim; d++) {
+        float sum = 0;
+        for (int64_t span = 0; span < spans; span++)
+            sum += std::exp(found[span * stride] - most) * found[span * stride + 2 + d];
+        put(output + d, total > 0 ? sum / total : 0);
+    }
+}
+
+template <class T>
+void attend_one(const Task& t) {
+    const int64_t spans = (t.keys + SPAN - 1) / SPAN, heads = t.batch * t.kv_heads, group = t.heads / t.kv_heads;
+    const int64_t of_head = t.value_dim + 2, of_span = group * of_head;
+    std::vector<float> found(heads * spans * of_span);
+#pragma omp parallel num_threads(std::min(t.threads, heads * spans))
+    {
+        Room room;
+#pragma omp for schedule(dynamic)
+        for (int64_t item = heads * spans - 1; item >= 0; item--)
+            attend_span<T>(t, item / spans / t.kv_heads, item / spans % t.kv_heads, item % spans * SPAN, room,
+                           found.data() + item * of_span);
+#pragma omp for
+        for (int64_t head = 0; head < t.batch * t.heads; head++)
+            put_together<T>(t, head / t.heads, head % t.heads, spans, of_span,
+                            found.data() + head / group * spans * of_span + head % group * of_head);
+    }
+}

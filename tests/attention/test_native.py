@@ -1,0 +1,164 @@
+"""Machine code for a CPU: the same answers as the definition, and what happens where it cannot be had."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from focus_hf.attention import focus_attention, native
+from focus_hf.attention.paths import choose_path, usable_paths
+from focus_hf.routing import cells
+from focus_hf.routing.cells import CellRouter
+from tests.attention.cases import calls, expected_of, general, make_call, relative_error, shared
+
+compiled = pytest.mark.skipif(native.missing() is not None, reason="no C++ compiler")
+
+
+@compiled
+@settings(max_examples=120, deadline=None)
+@given(
+    case=calls,
+    routing=general | shared,
+    length=st.integers(1, 900),
+    repeat=st.integers(1, 9),
+    head_dim=st.sampled_from([4, 16, 20, 64, 72, 128]),
+    chunk=st.sampled_from([1.0, 0.9, 0.3, 0.01, 0.0]),
+)
+def test_it_equals_the_definition(case, routing, length, repeat, head_dim, chunk):
+    case = {**case, "length": length, "repeat": repeat, "head_dim": head_dim, "batch": min(case["batch"], 2)}
+    problem, mask = make_call(case, {**routing, "extra_mask": "none"}, chunk)
+    assert usable_paths(problem)[0] == "native" == choose_path(problem)
+    expected = expected_of(problem, mask)
+    assert relative_error(focus_attention(problem, path="native"), expected) <= 1e-5
+    narrow = replace(problem, **{name: getattr(problem, name).bfloat16() for name in ("query", "key", "value")})
+    widened = replace(narrow, **{name: getattr(narrow, name).float() for name in ("query", "key", "value")})
+    output = focus_attention(narrow, path="native")
+    assert output.dtype == torch.bfloat16
+    assert relative_error(output, expected_of(widened, mask)) <= 2**-8
+
+
+@compiled
+@pytest.mark.parametrize("queries", [1, 200])
+def test_threads_change_nothing(queries):
+    case = {"seed": 1, "batch": 2, "kv_heads": 3, "repeat": 2, "length": 5000, "head_dim": 24, "narrow_values": True}
+    case |= {"window": 20, "sinks": 3, "dense_below": 0, "padding": "none", "documents": False, "sink_logits": True}
+    routing = {"groups": 40, "bands": 4, "share": 0.1, "one_for_all_heads": False, "extra_mask": "none"}
+    problem, _ = make_call({**case, "token_major": True}, routing, queries / 5000)
+    before, outputs = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 5):
+            torch.set_num_threads(threads)
+            outputs.append(focus_attention(problem, path="native"))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(outputs[0], outputs[1]) and torch.equal(outputs[0], outputs[2])
+    assert relative_error(outputs[0], expected_of(problem)) <= 1e-5
+
+
+@compiled
+@settings(max_examples=80, deadline=None)
+@given(
+    seed=st.integers(0, 999),
+    batch=st.integers(1, 3),
+    kv_heads=st.integers(1, 3),
+    repeat=st.integers(1, 8),
+    dim=st.sampled_from([4, 10, 64]),
+    groups=st.integers(1, 256),
+    dimensions=st.integers(1, 16),
+    bands=st.integers(1, 8),
+    queries=st.integers(1, 70),
+    narrow=st.booleans(),
+)
+def test_cells_that_are_read_are_those_of_the_definition(
+    seed, batch, kv_heads, repeat, dim, groups, dimensions, bands, queries, narrow
+):
+    """But where a share equals its limit to within rounding."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def some(*shape):
+        return torch.randn(*shape, generator=generator) / 3
+
+    width = repeat * dim
+    projections = some(kv_heads, dimensions, dim), some(kv_heads, groups, dimensions), some(kv_heads, groups)
+    scores = some(kv_heads, dimensions, width), some(kv_heads, bands + 1, width), some(kv_heads, groups * bands + 1)
+    router = CellRouter(*projections, *scores, some(kv_heads))
+    asked = some(batch, queries, kv_heads * repeat, dim).transpose(1, 2)
+    asked = asked.bfloat16() if narrow else asked
+    limits = some(*((batch if seed % 2 else 1), queries, bands)) - 4
+    found = native.cell_reads(asked, router, limits)
+    exact = cells.cell_log_shares(asked.double(), CellRouter(*(x.double() for x in router.tensors().values())))
+    over = (
+        exact[..., :-1].unflatten(-1, (groups, bands)) - (limits[:, None] + router.offset.view(-1, 1, 1))[..., None, :]
+    )
+    assert torch.equal(found[over.abs() > 1e-4], (over > 0)[over.abs() > 1e-4])
+    alone = torch.cat(
+        [native.cell_reads(asked[:, :, i : i + 1], router, limits[:, i : i + 1]) for i in range(queries)], 2
+    )
+    assert torch.equal(alone[over.abs() > 1e-4], found[over.abs() > 1e-4])
+
+
+PROGRAM = """
+import logging, torch
+logging.basicConfig(format="%(message)s")
+from focus_hf.attention import Pattern, Problem, Scores, WhoAttends, focus_attention, native
+from focus_hf.attention.paths import choose_path
+q = torch.ones(1, 1, 40, 8)
+who = WhoAttends(Pattern(4, 1), torch.arange(40)[None], torch.zeros(1, 1, 40, dtype=torch.uint8),
+                 torch.zeros(1, 1, 40, 1, 1, dtype=torch.bool), first_position=0)
+problem = Problem(q, q, q, who, Scores(0.3))
+assert torch.allclose(focus_attention(problem), q)
+print(native.missing(), choose_path(problem), sep="|")
+"""
+
+
+def run(cache: Path, **variables: str) -> tuple[str, str, str]:
+    """Why there is no library, the path that was taken, and what was logged, in a process of its own."""
+    environment = {**os.environ, "XDG_CACHE_HOME": str(cache), **variables}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stderr
+    why, path = done.stdout.strip().split("|")
+    return why, path, done.stderr
+
+
+def compiler(folder: Path, body: str) -> str:
+    """A compiler of this name that does what a shell is told."""
+    script = folder / "compiler"
+    script.write_text(f"#!/bin/sh\n{body}\n")
+    script.chmod(0o755)
+    return str(script)
+
+
+@compiled
+def test_it_is_compiled_once(tmp_path):
+    own = compiler(tmp_path, f'echo x >> {tmp_path}/calls; exec c++ "$@"')
+    for _ in range(2):
+        assert run(tmp_path / "cache", CXX=own) == ("None", "native", "")
+    assert (tmp_path / "calls").read_text() == "x\n"
+    assert [file.suffix for file in (tmp_path / "cache/focus_hf").iterdir()] == [".so"]
+
+
+@compiled
+def test_without_a_place_to_keep_it_each_process_makes_its_own():
+    assert run(Path("/dev/null/nowhere"))[:2] == ("None", "native")
+
+
+def test_a_compiler_that_fails_is_said_once_and_attention_works(tmp_path):
+    own = compiler(tmp_path, "echo 'no such flag' >&2; exit 1")
+    why, path, logged = run(tmp_path / "cache", CXX=own)
+    assert path == "masked" and why.endswith("does not compile it: no such flag") and logged.count("no such flag") == 1
+
+
+def test_it_can_be_switched_off(tmp_path):
+    assert run(tmp_path, FOCUS_HF_NATIVE="0") == ("FOCUS_HF_NATIVE is 0", "masked", "")
+    assert run(tmp_path, PATH="", CXX="")[:2] == ("there is no C++ compiler (c++, g++ or clang++)", "masked")
+    assert list(tmp_path.iterdir()) == []
