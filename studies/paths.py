@@ -1,4 +1,4 @@
-"""From how many keys a way to compute attention is taken: what `focus_hf.attention.paths.PAYS_FROM` says, measured.
+"""Which way to compute attention is the faster: what `focus_hf.attention.paths` takes first, measured.
 
     python -m studies.paths [threads]
 
@@ -39,8 +39,11 @@ def bench_paths(lengths: Sequence[int] = LENGTHS, seconds: float = 2.0) -> dict[
         setting = Setting(length, heads=9, kv_heads=3)
         cells, shared = by_cells(random_problem(setting)), random_problem(setting)
         last = replace(cells, query=cells.query[:, :, -1:], who=replace(cells.who, reads=cells.who.reads[:, :, -1:]))
-        problems = {"a token": (last, ("gathered", "native")), "cells": (cells, ("native",))}
-        problems["shared"] = (shared, ("grouped", "native"))
+        problems = {
+            "a token": (last, ("native",)),
+            "cells": (cells, ("native",)),
+            "shared": (shared, ("grouped", "native")),
+        }
         for what, (problem, paths) in problems.items():
             times = interleaved(
                 {path: partial(focus_attention, problem, path=path) for path in ("masked", *paths)}, "cpu", seconds

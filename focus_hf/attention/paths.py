@@ -3,7 +3,6 @@
 * ``triton``: kernels of ours that read keys where they lie. Inference on CUDA.
 * ``native``: the same in machine code, compiled where it runs. Inference on a CPU.
 * ``grouped``: the paper's two calls, over groups of tokens and windows, for a shared routing. Differentiable.
-* ``gathered``: one new token over the keys that it reads. Inference, on any device.
 * ``masked``: explicit masks; slower, but right for every option.
 """
 
@@ -14,7 +13,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from .gathered import gathered_focus_attention
 from .kernels import Kernel
 from .masked import masked_focus_attention
 from .native import fits_native, native_focus_attention
@@ -26,18 +24,14 @@ from .prompt import grouped_focus_attention
 _OTHERS: dict[str, Callable[[Problem], Tensor]] = {
     "triton": device_focus_attention,
     "native": native_focus_attention,
-    "gathered": gathered_focus_attention,
     "masked": masked_focus_attention,
 }
 
-PATHS = ("auto", "triton", "native", "grouped", "gathered", "masked")
-
-#: From how many keys a path is taken; fewer are read sooner under a mask. `python -m studies.paths` measures
-#: when that is on a machine.
-PAYS_FROM = {"gathered": 1024}
+PATHS = ("auto", "triton", "native", "grouped", "masked")
 
 #: From how many queries the paper's calls are taken, whose plan is made anew for each; and from how many keys they go
-#: before the native path, in which sixteen tokens next to each other, which are in many groups, share what they read.
+#: before the native path, where tokens next to each other share what they read, and are in many groups (measured by
+#: `python -m studies.paths`).
 GROUPED_FROM, GROUPED_FIRST_FROM = 9, 2048
 
 
@@ -61,7 +55,7 @@ def choose_path(problem: Problem, path: str = "auto") -> str:
     usable = usable_paths(problem)
     if path in usable:
         return path
-    return next(name for name in usable if _pays(name, problem))
+    return next(name for name in usable if name != "grouped" or problem.num_queries >= GROUPED_FROM)
 
 
 def usable_paths(problem: Problem) -> list[str]:
@@ -73,15 +67,7 @@ def usable_paths(problem: Problem) -> list[str]:
     grouped = ["grouped"] if problem.who.memberships is not None else []
     if needs_gradient:
         return [*grouped, "masked"]
-    usable = ["triton"] if fits_device(problem) else []
+    triton = ["triton"] if fits_device(problem) else []
     native = ["native"] if fits_native(problem) else []
-    usable += native + grouped if problem.num_keys < GROUPED_FIRST_FROM else grouped + native
-    usable += ["gathered"] if problem.num_queries == 1 and problem.scores.sink_logits is None else []
-    return [*usable, "masked"]
-
-
-def _pays(path: str, problem: Problem) -> bool:
-    """Whether a path is taken where it can be."""
-    if path == "grouped":
-        return problem.num_queries >= GROUPED_FROM
-    return problem.num_keys >= PAYS_FROM.get(path, 0)
+    others = native + grouped if problem.num_keys < GROUPED_FIRST_FROM else grouped + native
+    return [*triton, *others, "masked"]

@@ -114,7 +114,7 @@ def definition(base: Any, model: Any) -> str | None:
 def reference(base: Any, model: Any) -> str | None:
     """Every path against masked attention."""
     ids, result = tokens(), []
-    for path in ("masked", "native", "gathered", "grouped", "auto"):
+    for path in ("masked", "native", "grouped", "auto"):
         focus_hf.set_routing(model, path=path)
         try:
             result.append(logits(model, ids))

@@ -31,7 +31,7 @@ PREFILL = {
 }
 
 #: Ways to compute a new token, by either routing.
-DECODE = (("native", "any"), ("gathered", "any"), ("masked", "any"))
+DECODE = (("native", "any"), ("masked", "any"))
 
 
 @dataclass(frozen=True)

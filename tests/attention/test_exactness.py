@@ -215,5 +215,4 @@ def test_one_new_token_of_each_sequence(case, routing, length, dropped, layout):
     elif layout == "room behind every token":
         key, value = (F.pad(x, (0, 3))[..., :-3] for x in (problem.key, problem.value))
         problem = replace(problem, key=key, value=value)
-    for path in {"gathered", "native"} & {*usable_paths(problem)}:
-        assert relative_error(focus_attention(problem, path=path), expected_of(problem)) <= 1e-5, path
+    assert relative_error(focus_attention(problem), expected_of(problem)) <= 1e-5

@@ -62,11 +62,12 @@ inline bool any(Ints x) {
 }
 
 inline float sum(Vec x) {
-    float part[LANES];
+    float part[LANES / 4][4];
     memcpy(part, &x, sizeof x);
-    for (int half = LANES / 2; half; half /= 2)
-        for (int lane = 0; lane < half; lane++) part[lane] += part[lane + half];
-    return part[0];
+    typedef float Four __attribute__((vector_size(16)));
+    Four four = {};
+    for (auto& some : part) four += Four{some[0], some[1], some[2], some[3]};
+    return (four[0] + four[2]) + (four[1] + four[3]);
 }
 
 // e^x to one part in ten million, 0 below -87 (Cephes' polynomial).
