@@ -4,7 +4,7 @@
 #include "task.h"
 
 constexpr int64_t SPAN = 2048;           // keys that one piece of work looks at
-constexpr int64_t AHEAD = 8, LINE = 64;  // keys that are asked for before they are wanted; bytes of a cache line
+constexpr int64_t AHEAD = 16, LINE = 64;  // keys that are asked for before they are wanted; bytes of a cache line
 
 // Which of some keys the newest token reads.
 int64_t find_keys(const Task& t, const uint8_t* groups, const uint8_t* reads, int64_t begin, int64_t end,
@@ -35,9 +35,11 @@ void attend_keys(const Task& t, int64_t sequence, int64_t kv_head, int64_t start
     }
     for (int64_t k = 0; k < count; k++) {
         const T* one = key + index[k] * t.of_key.token;
-        if (k + AHEAD < count)
-            for (int64_t d = 0; d < t.dim; d += LINE / sizeof(T))
-                __builtin_prefetch(key + index[k + AHEAD] * t.of_key.token + d);
+        if (k + AHEAD < count) {
+            const T* later[] = {key + index[k + AHEAD] * t.of_key.token, value + index[k + AHEAD] * t.of_value.token};
+            for (int64_t d = 0; d < t.dim; d += LINE / sizeof(T)) __builtin_prefetch(later[0] + d);
+            for (int64_t d = 0; d < t.value_dim; d += LINE / sizeof(T)) __builtin_prefetch(later[1] + d, 0, 2);
+        }
         Vec part[HEADS] = {};
         for (int64_t d = 0; d < whole; d += LANES) {
             const Vec numbers = load(one + d);
