@@ -51,14 +51,14 @@ def bench_attention(setting: Setting, seconds: float = 5.0) -> Measurement:
     baseline = min(denses, key=lambda name: times[name])
     attended, possible = count_pairs(problem.who)
     path = choose_path(problem)
-    computed = sum(part.computed_pairs() for part in make_plan(problem)) if path == "grouped" else possible
+    computed = None if path != "grouped" else sum(part.computed_pairs() for part in make_plan(problem)) / possible
     return Measurement(
         "attention",
         setting,
         times[baseline],
         times["focus"],
         limit=possible * attended.shape[0] / int(attended.sum()),
-        computed=computed / possible,
+        computed=computed,
         baseline=baseline,
         path=f"{path}, {kernel.name}" if path == "grouped" else path,
         shares=step_shares(focus),

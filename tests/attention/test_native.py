@@ -148,6 +148,17 @@ def test_it_is_compiled_once(tmp_path):
 
 
 @compiled
+def test_a_kept_file_that_is_broken_or_may_be_others_is_not_run(tmp_path):
+    log = f"echo x >> {tmp_path}/calls"
+    own = compiler(tmp_path, f'{log}; exec c++ "$@"')
+    for spoil in (lambda file: None, lambda file: file.write_bytes(b"no library"), lambda file: file.chmod(0o777)):
+        for file in tmp_path.glob("cache/focus_hf/*"):
+            spoil(file)
+        assert run(tmp_path / "cache", CXX=own) == ("None", "native", "")
+    assert (tmp_path / "calls").read_text() == "x\n" * 3
+
+
+@compiled
 def test_without_a_place_to_keep_it_each_process_makes_its_own():
     assert run(Path("/dev/null/nowhere"))[:2] == ("None", "native")
 

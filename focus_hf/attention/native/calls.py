@@ -61,6 +61,9 @@ def _attend(
     """Of whole documents; see `Problem`, `WhoAttends`, and ``first``: the position of their first token."""
     pattern, sink_logits = problem.who.pattern, problem.scores.sink_logits
     query, key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value))
+    # Nothing below checks an address: these fit, or raise.
+    groups = groups.expand(*key.shape[:3])
+    reads = reads.expand(query.shape[0], key.shape[1], query.shape[2], -1, pattern.num_bands)
     cells = reads.shape[-2] * reads.shape[-1]
     if reads.stride(-1) != 1 or reads.stride(-2) != reads.shape[-1]:
         reads = reads.contiguous()

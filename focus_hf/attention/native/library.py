@@ -11,9 +11,11 @@ import hashlib
 import logging
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 #: An environment variable; 0: nothing is compiled, and what is compiled is not used.
@@ -46,16 +48,17 @@ def missing() -> str | None:
 def _find() -> ctypes.CDLL | str:
     if os.environ.get(SWITCH) == "0":
         return f"{SWITCH} is 0"
-    compiler = os.environ.get("CXX") or next(filter(shutil.which, ("c++", "g++", "clang++")), None)
-    if os.name != "posix" or compiler is None:
+    compiler = shlex.split(os.environ.get("CXX", "")) or [*filter(shutil.which, ("c++", "g++", "clang++"))][:1]
+    if os.name != "posix" or not compiler:
         return "there is no C++ compiler (c++, g++ or clang++)"
     sources = b"".join((_HERE / name).read_bytes() for name in _SOURCES)
     made_of = hashlib.sha256(repr((compiler, _FLAGS, _EXTRAS, _processor())).encode() + sources).hexdigest()[:16]
     try:
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "focus_hf"
         kept = cache / f"native-{made_of}.so"
-        if kept.exists():
-            return ctypes.CDLL(str(kept))
+        if _is_ours(kept):
+            with suppress(OSError):  # a file that is broken, or a place where nothing may be run
+                return ctypes.CDLL(str(kept))
         with tempfile.TemporaryDirectory(prefix="focus-hf-") as folder:
             made = Path(folder) / kept.name
             _compile(compiler, made)
@@ -67,6 +70,15 @@ def _find() -> ctypes.CDLL | str:
         return str(error)
 
 
+def _is_ours(file: Path) -> bool:
+    """Whether there is a file that nobody but this user may have written: what is loaded is run."""
+    try:
+        state = file.stat()
+    except OSError:
+        return False
+    return state.st_uid == os.geteuid() and not state.st_mode & 0o022
+
+
 def _processor() -> str:
     """What this machine's processor can do: a home directory may be shared with others."""
     try:
@@ -76,7 +88,7 @@ def _processor() -> str:
         return f"{platform.machine()} {platform.processor()}"
 
 
-def _compile(compiler: str, target: Path) -> None:
+def _compile(compiler: list[str], target: Path) -> None:
     """Compile the sources.
 
     Raises:
@@ -84,23 +96,25 @@ def _compile(compiler: str, target: Path) -> None:
     """
     said = ""
     for extra in _EXTRAS:
-        command = [compiler, *_FLAGS, *extra, *(str(_HERE / name) for name in _SOURCES[:2]), "-o", str(target)]
+        command = [*compiler, *_FLAGS, *extra, *(str(_HERE / name) for name in _SOURCES[:2]), "-o", str(target)]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=300)
         except subprocess.TimeoutExpired:
-            raise RuntimeError(f"{compiler} took more than five minutes") from None
+            raise RuntimeError(f"{shlex.join(compiler)} took more than five minutes") from None
         if done.returncode == 0:
             return
         said = said or done.stderr.strip()
-    raise RuntimeError(f"{compiler} does not compile it: {said.splitlines()[0] if said else 'it does not say why'}")
+    why = said.splitlines()[0] if said else "it does not say why"
+    raise RuntimeError(f"{shlex.join(compiler)} does not compile it: {why}")
 
 
 def _keep(made: Path, kept: Path) -> None:
     """Put a file where the next process finds it; without a place for it, each makes its own."""
     try:
         kept.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with tempfile.NamedTemporaryFile(dir=kept.parent, delete=False) as copy:
-            copy.write(made.read_bytes())
-        os.replace(copy.name, kept)
+        with tempfile.TemporaryDirectory(dir=kept.parent) as beside:
+            copy = shutil.copyfile(made, Path(beside) / kept.name)
+            copy.chmod(0o600)
+            os.replace(copy, kept)
     except OSError:
         _log.info("%s cannot be written", kept)
