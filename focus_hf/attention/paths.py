@@ -78,5 +78,5 @@ def _grouped_first_from(problem: Problem) -> int:
     """From how many keys the paper's calls are faster than the native path; later where tokens are in several groups,
     which makes for more calls."""
     assert problem.who.memberships is not None
-    alone = problem.who.memberships.shape[-1] == 0 or int(problem.who.memberships[0, -1].sum()) <= 1
-    return GROUPED_FIRST_FROM if alone else 4 * GROUPED_FIRST_FROM
+    many_sets = problem.who.reads.shape[-2] > problem.who.memberships.shape[-1] + 1  # of groups, than there are groups
+    return 4 * GROUPED_FIRST_FROM if many_sets else GROUPED_FIRST_FROM
