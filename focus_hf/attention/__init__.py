@@ -1,4 +1,4 @@
-"""Focus attention in pure torch: its definition, exact paths to compute it, soft gates for training."""
+"""Focus attention: its definition, exact paths to compute it, soft gates for training. It knows tensors, no models."""
 
 from .definition import PADDING, Pattern, WhoAttends, attended_pairs, by_memberships, count_pairs
 from .kernels import KERNELS, Kernel, find_kernel, kernel_named

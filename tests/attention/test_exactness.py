@@ -21,7 +21,8 @@ from focus_hf.attention import (
     masked_attention,
     masked_focus_attention,
 )
-from focus_hf.attention.kernels import cpu_flash, merge
+from focus_hf.attention.kernels import merge
+from focus_hf.attention.kernels.cpu import cpu_flash
 from focus_hf.attention.paths import usable_paths
 from focus_hf.attention.prompt import grouped, grouped_focus_attention, make_plan
 from tests.attention.cases import (

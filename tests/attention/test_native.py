@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import platform
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -136,6 +138,21 @@ def compiler(folder: Path, body: str) -> str:
     script.write_text(f"#!/bin/sh\n{body}\n")
     script.chmod(0o755)
     return str(script)
+
+
+@compiled
+@pytest.mark.slow
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="names processors of this kind")
+@pytest.mark.parametrize("level", ["x86-64", "x86-64-v3"])
+@pytest.mark.parametrize("name", ["g++", "clang++"])
+def test_other_compilers_and_narrower_registers(tmp_path, name, level):
+    if shutil.which(name) is None:
+        pytest.skip(f"no {name}")
+    own = compiler(tmp_path, f'exec {name} "$@" -march={level}')
+    command = [sys.executable, "-m", "pytest", "-q", "-k", "definition", "-p", "no:cacheprovider", __file__]
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "CXX": own}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0 and "skipped" not in done.stdout, done.stdout
 
 
 @compiled

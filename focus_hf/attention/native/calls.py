@@ -42,17 +42,21 @@ def native_focus_attention(problem: Problem) -> Tensor:
     if who.first_position is not None and who.documents is None:
         return _attend(problem, query, problem.key, problem.value, who.key_groups, who.reads, who.first_position)
     output = query.new_zeros(*query.shape[:3], problem.value.shape[-1])
-    for row, tokens, queries in sequences(who):
-        own, reads = (_some(x[row : row + 1], queries) for x in (query, who.reads))
-        key, value, groups = (_some(x[row : row + 1], tokens) for x in (problem.key, problem.value, who.key_groups))
+    for row, some_tokens, some_queries in sequences(who):
+        tokens, queries = _next_to_each_other(some_tokens), _next_to_each_other(some_queries)
+        own, reads = (x[row : row + 1, :, queries] for x in (query, who.reads))
+        key, value, groups = (x[row : row + 1, :, tokens] for x in (problem.key, problem.value, who.key_groups))
         first = int(who.positions[row, tokens][0])
         output[row, :, queries] = _attend(problem, own, key, value, groups, reads, first)[0]
     return output
 
 
-def _some(tokens: Tensor, index: Tensor | slice) -> Tensor:
-    """Those of the third dimension; all of them for a slice."""
-    return tokens if isinstance(index, slice) else tokens.index_select(2, index)
+def _next_to_each_other(index: Tensor | slice) -> Tensor | slice:
+    """As a slice where it can be one: nothing is copied then."""
+    if isinstance(index, slice):
+        return index
+    first, last = int(index[0]), int(index[-1])
+    return slice(first, last + 1) if last - first + 1 == index.shape[0] else index
 
 
 def _attend(
