@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
+from torch.nn import functional as F
 
 from ..attention import cell_reads, key_groups
 from ..ranks import several, split_over
@@ -68,28 +69,41 @@ def rank_all(call: Call, key: Tensor) -> Tensor:
 
 
 def by_ranking(ranking: Tensor, config: FocusSettings, num_queries: int, *, complete: bool) -> Routed:
-    """The routing of tokens whose groups are known.
+    """The routing of tokens whose groups are known: the best first, ``(B, S, K)``, -1 where nobody knows; see
+    `by_sets`."""
+    numbers = sets.set_numbers(ranking[..., : config.top_k].clamp(min=0), config.num_groups)
+    if not complete:
+        numbers = torch.where(ranking[..., 0] < 0, unknown_set(config), numbers)
+    return by_sets(numbers, config, num_queries, complete=complete)
+
+
+def by_sets(numbers: Tensor, config: FocusSettings, num_queries: int, *, complete: bool) -> Routed:
+    """The routing of tokens whose sets of groups are known.
 
     Args:
-        ranking: of all tokens, the best group first, ``(B, S, K)``; -1 where nobody knows: cached while the adapter
-            was off, or by another one. Such tokens are attended by all, as in the base model.
+        numbers: of all tokens' sets, ``(B, S)``; `unknown_set` where nobody knows: cached while the adapter was off,
+            or by another one. Such tokens are attended by all, as in the base model.
         config: of the adapter.
         num_queries: the last so many are queries.
-        complete: it is known that there is no -1.
+        complete: it is known that none is unknown.
     """
-    chosen, first = ranking[..., : config.top_k].clamp(min=0), ranking.shape[1] - num_queries
-    numbers = sets.set_numbers(chosen, config.num_groups)
-    reads = sets.meeting(config.num_groups, config.top_k, ranking.device)[numbers[:, first:].int()]
-    members = None
-    if num_queries > 1:  # else nobody asks for them, and it takes longer than all the rest
-        members = torch.zeros(ranking.shape, dtype=torch.bool, device=ranking.device).scatter_(-1, chosen.long(), True)
+    which, device = numbers.int(), numbers.device
+    members, meeting = (what(config.num_groups, config.top_k, device) for what in (sets.members, sets.meeting))
     if not complete:
-        unknown = ranking[..., 0] < 0
-        numbers = torch.where(unknown, reads.shape[-1], numbers)
-        reads = torch.cat([reads, torch.ones_like(reads[..., :1])], dim=-1)
-        members = None if members is None else members | unknown[..., None]
-    dtype = torch.uint8 if reads.shape[-1] <= 256 else torch.int16
-    return numbers.to(dtype)[:, None], reads[:, None, ..., None], members
+        members, meeting = (F.pad(of, (0, more, 0, 1), value=True) for of, more in ((members, 0), (meeting, 1)))
+    reads = meeting[which[:, numbers.shape[1] - num_queries :]]
+    of_tokens = members[which] if num_queries > 1 else None  # else nobody asks for them
+    return numbers.to(set_dtype(config))[:, None], reads[:, None, ..., None], of_tokens
+
+
+def unknown_set(config: FocusSettings) -> int:
+    """A number that no set of groups has."""
+    return sets.count(config.num_groups, config.top_k)
+
+
+def set_dtype(config: FocusSettings) -> torch.dtype:
+    """That the number of a set of groups fits in, and of the unknown one."""
+    return torch.uint8 if unknown_set(config) < 256 else torch.int16
 
 
 def _earlier_ranking(call: Call, new_ranking: Tensor, key: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from .definition import PADDING, Pattern, WhoAttends, attended_pairs, by_memberships, count_pairs
 from .kernels import KERNELS, Kernel, find_kernel, kernel_named
 from .masked import masked_attention, masked_focus_attention
-from .on_device import cell_reads, key_groups
+from .on_device import cell_reads, decode_in_place, key_groups, reads_in_place
 from .paths import PATHS, focus_attention
 from .problem import Problem, Scores
 from .training import GATES, HARD_GATE, credit_memberships, gated_attention
@@ -24,6 +24,7 @@ __all__ = [
     "cell_reads",
     "count_pairs",
     "credit_memberships",
+    "decode_in_place",
     "find_kernel",
     "focus_attention",
     "gated_attention",
@@ -31,4 +32,5 @@ __all__ = [
     "key_groups",
     "masked_attention",
     "masked_focus_attention",
+    "reads_in_place",
 ]

@@ -1,6 +1,5 @@
-"""Routing, and attention on a GPU, by kernels of ours, which read keys where they stand, by groups and what is read.
-
-Nothing is read back from the device. Inference; with Triton.
+"""Routing and attention by kernels of ours, which read keys where they stand, by groups and what is read: Triton's on
+a GPU, where nothing is read back from the device, and the native library's on a CPU. Inference.
 """
 
 from __future__ import annotations
@@ -13,8 +12,9 @@ from torch import Tensor
 from ..routing import cells
 from ..routing.cells import CellRouter
 from . import native
+from .definition import Pattern
 from .kernels import triton_missing
-from .problem import Problem
+from .problem import Problem, Scores
 
 #: So many new tokens are few: each has a list of its keys. More are a prompt, in tiles.
 FEW_QUERIES = 8
@@ -33,12 +33,7 @@ def device_focus_attention(problem: Problem) -> Tensor:
     from .kernels.triton_prompt import PromptTokens, sparse_prompt
 
     who, scores = problem.who, problem.scores
-    numbers: dict[str, Any] = {
-        "scale": scores.scale,
-        "local_window": who.pattern.local_window,
-        "sink_tokens": who.pattern.sink_tokens,
-        "dense_below": who.pattern.dense_below,
-    }
+    numbers = _numbers(who.pattern, scores)
     tensors = (problem.query, problem.key, problem.value, who.key_groups, who.reads)
     padded, count = who.first_position is None, problem.num_queries
     if count <= FEW_QUERIES:
@@ -46,11 +41,65 @@ def device_focus_attention(problem: Problem) -> Tensor:
             *tensors,
             who.positions[:, -count:],
             key_positions=who.positions if padded else None,
-            sink_logits=scores.sink_logits,
             **numbers,
         )
     tokens = PromptTokens.from_positions(who.positions, count) if padded else None
-    return sparse_prompt(*tensors, tokens=tokens, sink_logits=scores.sink_logits, **numbers)[0]
+    return sparse_prompt(*tensors, tokens=tokens, **numbers)[0]
+
+
+def reads_in_place(query: Tensor, key: Tensor, key_groups: Tensor, scores: Scores) -> bool:
+    """Whether `decode_in_place` can compute with tensors like these."""
+    if not scores.is_plain or key_groups.dtype != torch.uint8 or query.dtype != key.dtype:
+        return False
+    if query.device.type == "cuda":
+        return triton_missing() is None
+    return native.is_native(query, key)
+
+
+def decode_in_place(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_groups: Tensor,
+    reads: Tensor,
+    positions: Tensor,
+    table: Tensor,
+    pattern: Pattern,
+    scores: Scores,
+) -> Tensor:
+    """Attention of one new token of each of many sequences, whose keys stand in an engine's blocks; see
+    `reads_in_place`.
+
+    Args:
+        query: ``(R, H, 1, D)``.
+        key, value: ``(blocks, H_kv, block size, D or D_v)``, any strides, the last dimension contiguous.
+        key_groups: uint8 ``(blocks, H_kv, block size)``, any strides.
+        reads: bool ``(R, H_kv, 1, K, bands)``.
+        positions: integers ``(R,)``, of the tokens, which are the newest of their sequences.
+        table: int32 ``(R, most blocks)``, the blocks of each sequence in order; behind its last one, anything.
+        pattern: window, sinks, dense start.
+        scores: how they are made.
+
+    Returns:
+        ``(R, H, 1, D_v)``.
+    """
+    if query.device.type == "cpu":
+        return native.native_decode(query, key, value, key_groups, reads, positions, table, pattern, scores)
+    from .kernels.triton_gather import sparse_decode  # needs Triton
+
+    numbers = _numbers(pattern, scores)
+    return sparse_decode(query, key, value, key_groups, reads, positions[:, None], block_table=table, **numbers)
+
+
+def _numbers(pattern: Pattern, scores: Scores) -> dict[str, Any]:
+    """As the Triton kernels are told them."""
+    return {
+        "scale": scores.scale,
+        "local_window": pattern.local_window,
+        "sink_tokens": pattern.sink_tokens,
+        "dense_below": pattern.dense_below,
+        "sink_logits": scores.sink_logits,
+    }
 
 
 def key_groups(keys: Tensor, router: CellRouter) -> Tensor:

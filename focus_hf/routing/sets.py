@@ -1,6 +1,7 @@
 """Sets of groups, numbered: with the paper's routing a token is in ``top_k`` of ``K`` groups, one of C(K, top_k) sets.
 
-So a key has one number, however many groups it is in, and a query reads the sets that meet its own.
+So a key has one number, however many groups it is in, and a query reads the sets that meet its own. Where a token is
+in more than half of the groups all sets meet, and count as one.
 """
 
 from __future__ import annotations
@@ -13,6 +14,11 @@ import torch
 from torch import Tensor
 
 
+def count(num_groups: int, top_k: int) -> int:
+    """How many sets there are."""
+    return math.comb(num_groups, top_k) if 2 * top_k <= num_groups else 1
+
+
 def set_numbers(groups: Tensor, num_groups: int) -> Tensor:
     """The number of each token's set, its rank in the combinatorial number system.
 
@@ -21,10 +27,12 @@ def set_numbers(groups: Tensor, num_groups: int) -> Tensor:
         num_groups: ``K``.
 
     Returns:
-        Integers ``(...)``, below C(K, top_k); with one group each, that group.
+        Integers ``(...)``, below `count`; with one group each, that group.
     """
     if groups.shape[-1] == 1:
         return groups[..., 0]
+    if count(num_groups, groups.shape[-1]) == 1:
+        return torch.zeros_like(groups[..., 0])
     table, place = _ranks(num_groups, groups.shape[-1], groups.device)
     return table[groups.sort(dim=-1).values.int(), place].sum(dim=-1)
 
@@ -39,8 +47,10 @@ def _ranks(num_groups: int, top_k: int, device: torch.device) -> tuple[Tensor, T
 
 @functools.cache
 def members(num_groups: int, top_k: int, device: torch.device) -> Tensor:
-    """The groups of each set, by its number: bool ``(sets, K)``."""
+    """The groups of each set, by its number: bool ``(sets, K)``; of the one that all count as, the first."""
     with torch.inference_mode(False):
+        if count(num_groups, top_k) == 1:
+            return torch.arange(num_groups, device=device)[None] == 0
         chosen = torch.tensor(list(itertools.combinations(range(num_groups), top_k)), device=device)
         found = torch.zeros(len(chosen), num_groups, dtype=torch.bool, device=device).scatter_(1, chosen, True)
         return found[set_numbers(chosen, num_groups).argsort()]

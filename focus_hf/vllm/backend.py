@@ -1,12 +1,13 @@
 """vLLM's attention backend: keys and values in vLLM's pages, attended to as an adapter's groups say.
 
-Prompts, and everything where Triton or a CUDA device is missing, take the paths of `focus_hf.attention` over keys that
-are gathered; single tokens take a kernel that reads the pages in place.
+Prompts take the paths of `focus_hf.attention` over keys that are gathered; single tokens, where there are kernels for
+them, are attended to in place.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Any, ClassVar
 
 import torch
@@ -19,10 +20,9 @@ from vllm.v1.attention.backend import (
 )
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
-from ..adapter.engines.packed import Packed, attend_requests
+from ..adapter.engines.packed import Packed, Requests, attend_requests
 from ..adapter.routers import Routed
-from ..attention import Scores
-from ..attention.kernels import triton_missing
+from ..attention import Scores, decode_in_place, reads_in_place
 from .router import LayerRouter, NoRouter, Step
 from .slots import groups_of, key_slots
 
@@ -57,15 +57,27 @@ class FocusMetadata:
     Args:
         step: the new tokens.
         block_size: tokens of a block.
-        singles: int32 ``(R, blocks)``, the blocks of requests whose keys are read in place: those with one new token,
-            which are the step's first.
-        packed: the others: whose their tokens are, and where all their keys stand.
+        table: int32 ``(R, blocks)``, the blocks of each request.
+        edges: where the new tokens of each request begin, and where the last one's end.
+        lengths: of each request, the new tokens included.
+        singles: requests with one new token, which are the step's first.
     """
 
     step: Step
     block_size: int
-    singles: Tensor
-    packed: Packed
+    table: Tensor
+    edges: list[int]
+    lengths: list[int]
+    singles: int
+    _packed: dict[int, Packed] = field(default_factory=dict)
+
+    def packed(self, first: int) -> Packed:
+        """The requests from the ``first`` on: whose their tokens are, and where all their keys stand."""
+        if first not in self._packed:
+            lengths = self.lengths[first:]
+            rows = key_slots(self.table[first:], lengths, self.block_size)
+            self._packed[first] = Packed(rows, self.edges[first:], [0, *accumulate(lengths)])
+        return self._packed[first]
 
 
 class FocusMetadataBuilder(AttentionMetadataBuilder[FocusMetadata]):
@@ -76,7 +88,6 @@ class FocusMetadataBuilder(AttentionMetadataBuilder[FocusMetadata]):
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         self.block_size = kv_cache_spec.block_size
-        self.in_place = reads_in_place(device)
 
     def build(
         self, common_prefix_len: int, common_attn_metadata: CommonAttentionMetadata, fast_build: bool = False
@@ -87,20 +98,13 @@ class FocusMetadataBuilder(AttentionMetadataBuilder[FocusMetadata]):
         device, table = common.block_table_tensor.device, common.block_table_tensor[:requests]
         new = [torch.arange(n - (b - a), n) for n, a, b in zip(lengths, edges, edges[1:], strict=False)]
         positions = torch.cat(new).to(device) if new else torch.zeros(0, dtype=torch.long, device=device)
-        count = 0
-        while self.in_place and count < requests and edges[count + 1] - edges[count] == 1:
-            count += 1
-        key_edges = [0]
-        for length in lengths[count:]:
-            key_edges.append(key_edges[-1] + length)
-        packed = Packed(key_slots(table[count:], lengths[count:], self.block_size), edges[count:], key_edges)
+        singles = 0
+        while singles < requests and edges[singles + 1] - edges[singles] == 1:
+            singles += 1
         step = Step(common.slot_mapping[: edges[-1]].long(), positions)
-        return FocusMetadata(step, self.block_size, table[:count], packed)
-
-
-def reads_in_place(device: torch.device) -> bool:
-    """Whether kernels that read vLLM's pages where they are run on a device."""
-    return device.type == "cuda" and triton_missing() is None
+        metadata = FocusMetadata(step, self.block_size, table, edges, lengths, singles)
+        metadata.packed(singles)
+        return metadata
 
 
 class FocusImpl(AttentionImpl[FocusMetadata]):
@@ -153,48 +157,56 @@ class FocusImpl(AttentionImpl[FocusMetadata]):
             own = router.groups(None if hidden is None else hidden[:count], key, step)
             groups[block, place] = own
             reads = router.reads(query, own, step)
-        alone = attn_metadata.singles.shape[0]
+        groups = groups.transpose(1, 2)
+        scores, alone = Scores(self.scale), attn_metadata.singles
+        if not reads_in_place(query, kv_cache, groups, scores):
+            alone = 0
         if alone:
-            output[:alone] = self._in_place(attn_metadata, query[:alone], kv_cache, groups, reads[:alone])
+            output[:alone] = self._in_place(attn_metadata, query[:alone], kv_cache, groups, reads[:alone], scores)
         if count > alone:
-            output[alone:count] = self._gathered(attn_metadata.packed, query, tokens, groups, reads)[alone:]
+            self._gathered(attn_metadata.packed(alone), query, output, tokens, groups, reads, scores)
         return output
 
     def _in_place(
-        self, metadata: FocusMetadata, query: Tensor, kv_cache: Tensor, groups: Tensor, reads: Tensor
+        self, metadata: FocusMetadata, query: Tensor, kv_cache: Tensor, groups: Tensor, reads: Tensor, scores: Scores
     ) -> Tensor:
         """Attention of single tokens ``(R, H, D)``, their keys read where they are."""
-        from ..attention.kernels.triton_gather import sparse_decode  # needs Triton
-
-        pattern, heads = self.router.pattern, kv_cache.shape[1]
-        found = sparse_decode(
+        heads, alone = kv_cache.shape[1], query.shape[0]
+        found = decode_in_place(
             query[:, :, None],
             kv_cache[..., : self.head_size],
             kv_cache[..., self.head_size :],
-            groups.transpose(1, 2).expand(-1, heads, -1),
+            groups.expand(-1, heads, -1),
             reads[:, :, None].expand(-1, heads, -1, -1, -1),
-            metadata.step.positions[: query.shape[0], None],
-            scale=self.scale,
-            local_window=pattern.local_window,
-            sink_tokens=pattern.sink_tokens,
-            dense_below=pattern.dense_below,
-            block_table=metadata.singles,
+            metadata.step.positions[:alone],
+            metadata.table[:alone],
+            replace(self.router.pattern, num_bands=reads.shape[-1]),
+            scores,
         )
         return found[:, :, 0]
 
-    def _gathered(self, packed: Packed, query: Tensor, tokens: Tensor, groups: Tensor, reads: Tensor) -> Tensor:
-        """Attention of the packed tokens among ``(T, H, D)``, their keys gathered; what is of others means nothing."""
+    def _gathered(
+        self,
+        packed: Packed,
+        query: Tensor,
+        output: Tensor,
+        tokens: Tensor,
+        groups: Tensor,
+        reads: Tensor,
+        scores: Scores,
+    ) -> None:
+        """Attention of packed tokens, their keys gathered, written to the output."""
         size = tokens.shape[1]
 
         def stored(rows: Tensor) -> tuple[Tensor, Tensor]:
             both = tokens[rows // size, rows % size]
             return both[..., : self.head_size], both[..., self.head_size :]
 
-        def route(requests: tuple[Tensor, Tensor, Tensor], own: Tensor, key: Tensor) -> Routed:
+        def route(requests: Requests, own: Tensor, key: Tensor) -> Routed:
             new, rows, _ = requests
-            known = groups[rows // size, rows % size].transpose(1, 2)
+            known = groups[rows // size, :, rows % size].transpose(1, 2)
             members = self.router.memberships(known[:, 0]) if new.shape[1] > 1 else None
             return known, reads[new].transpose(1, 2), members
 
-        new = query.transpose(0, 1)[None]
-        return attend_requests(packed, new, stored, route, self.router.pattern, Scores(self.scale))[0].transpose(0, 1)
+        requests = [*packed.prompts, *packed.gathered_singles]
+        attend_requests(requests, query, output, stored, route, self.router.pattern, scores)

@@ -6,7 +6,6 @@ projections of a router are one matrix here, from a key or query to all scores.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from ..adapter import FocusConfig
 from ..adapter.dial import limits
+from ..adapter.routers import set_dtype
 from ..attention import Pattern
 from ..routing import sets
 from ..routing.cells import CellRouter
@@ -195,8 +195,3 @@ class Rotary:
 def bytes_of_groups(config: FocusConfig, kv_heads: int) -> int:
     """Bytes of the groups of a token in one layer: one for each key/value head, or for all of them, or two for all."""
     return kv_heads if config.by_cells else set_dtype(config).itemsize
-
-
-def set_dtype(config: FocusConfig) -> torch.dtype:
-    """That the number of a set of groups fits in."""
-    return torch.uint8 if math.comb(config.num_groups, config.top_k) <= 256 else torch.int16

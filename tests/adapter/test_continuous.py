@@ -12,6 +12,8 @@ from transformers.generation.continuous_batching import PagedAttentionCache, off
 
 import focus_hf
 from focus_hf.adapter import focus_layers
+from focus_hf.adapter.engines import continuous
+from focus_hf.attention import native
 from focus_hf.bench.serving import dense_by_request
 from tests import families as families_module
 from tests.families import (
@@ -118,8 +120,35 @@ def test_cells(family: str, max_batch_tokens: int) -> None:
         assert_differ(alone(model, prompts), expected)
 
 
+@pytest.mark.parametrize("routing", ROUTINGS)
+@pytest.mark.parametrize("sharing", [True, False])
+def test_keys_are_read_in_place_where_there_are_kernels(
+    routing: str, sharing: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And gathered elsewhere: with forks, too, which copy blocks behind our back."""
+    model, prompts, plan, found = focus_model("llama", **ROUTINGS[routing]), prompts_of((20, 45)), greedy(), {}
+    plan.num_return_sequences = 2
+    calls: list[Any] = []
+    decode = continuous.decode_in_place
+    monkeypatch.setattr(continuous, "decode_in_place", lambda *args: calls.append(len(args[0])) or decode(*args))
+    for in_place in (True, False):
+        if not in_place:
+            monkeypatch.setattr(continuous, "reads_in_place", lambda *_: False)
+        found[in_place] = batch(model, prompts, pages(allow_block_sharing=sharing), plan)
+        assert (max(calls, default=0) == 4) == (in_place and native.missing() is None)
+        calls.clear()
+    assert_same(found[True], found[False])
+
+
 @pytest.mark.parametrize(
-    "changes", [{"top_k": 2}, {"sink_tokens": 0}, {"dense_below": 30}, {"num_groups": 3, "top_k": 3}]
+    "changes",
+    [
+        {"top_k": 2},
+        {"sink_tokens": 0},
+        {"dense_below": 30},
+        {"num_groups": 3, "top_k": 3},
+        {"num_groups": 20, "top_k": 11},
+    ],
 )
 def test_every_part_of_the_pattern(changes: dict[str, int]) -> None:
     model, prompts = focus_model("llama", **changes), prompts_of()

@@ -15,7 +15,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from focus_hf.attention import focus_attention, native
+from focus_hf.attention import (
+    Pattern,
+    Problem,
+    Scores,
+    WhoAttends,
+    decode_in_place,
+    focus_attention,
+    masked_focus_attention,
+    native,
+    reads_in_place,
+)
 from focus_hf.attention.paths import choose_path, usable_paths
 from focus_hf.routing import cells
 from focus_hf.routing.cells import CellRouter
@@ -63,6 +73,48 @@ def test_threads_change_nothing(queries):
         torch.set_num_threads(before)
     assert torch.equal(outputs[0], outputs[1]) and torch.equal(outputs[0], outputs[2])
     assert relative_error(outputs[0], expected_of(problem)) <= 1e-5
+
+
+@compiled
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 999),
+    lengths=st.lists(st.integers(1, 300), min_size=1, max_size=5),
+    size=st.sampled_from([1, 7, 16, 64]),
+    kv_heads=st.integers(1, 3),
+    repeat=st.integers(1, 5),
+    bands=st.integers(1, 5),
+    window=st.integers(0, 40),
+    dense_below=st.sampled_from([0, 50]),
+    narrow=st.booleans(),
+)
+def test_keys_in_an_engines_blocks_are_read_where_they_stand(
+    seed, lengths, size, kv_heads, repeat, bands, window, dense_below, narrow
+):
+    """One new token each of several sequences; what is no key of theirs is NaN."""
+    generator, most, dim = torch.Generator().manual_seed(seed), -(-max(lengths) // size), 20
+    number = len(lengths) * most + 2
+    table = torch.randperm(number, generator=generator)[: len(lengths) * most].view(len(lengths), most).int()
+    pattern, scores = Pattern(window, 3, dense_below, bands), Scores(0.3)
+    query = torch.randn(len(lengths), kv_heads * repeat, 1, dim, generator=generator)
+    query = query.bfloat16() if narrow else query
+    reads = torch.rand(len(lengths), kv_heads, 1, 9, bands, generator=generator) < 0.3
+    groups = torch.randint(9, (number, size, kv_heads), generator=generator, dtype=torch.uint8).transpose(1, 2)
+    both = query.new_full((number, size, kv_heads, 2 * dim), torch.nan).transpose(1, 2)
+    key, value = both[..., :dim], both[..., dim:]
+    expected = []
+    for row, length in enumerate(lengths):
+        own = torch.randn(kv_heads, length, 2 * dim, generator=generator).to(query.dtype)
+        blocks, places = table[row].long()[torch.arange(length) // size], torch.arange(length) % size
+        both[blocks, :, places] = own.transpose(0, 1)
+        of_keys = groups[blocks, :, places].T[None]
+        who = WhoAttends(pattern, torch.arange(length)[None], of_keys, reads[row : row + 1])
+        exact = (x[None].double() for x in (query[row], *own.split(dim, dim=-1)))
+        expected.append(masked_focus_attention(Problem(*exact, who, scores)))
+    assert reads_in_place(query, key, groups, scores)
+    positions = torch.tensor(lengths) - 1
+    found = decode_in_place(query, key, value, groups, reads, positions, table, pattern, scores)
+    assert relative_error(found, torch.cat(expected)) <= (2**-8 if narrow else 1e-5)
 
 
 @compiled

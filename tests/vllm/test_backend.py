@@ -183,19 +183,17 @@ def test_steps_give_what_the_definition_gives(backend, kind):
 def test_single_tokens_are_read_in_place(backend, kind, monkeypatch):
     """By the kernel's contract; and a layer asks little of a device, and waits for nothing."""
     counters: list[LaunchCounter] = []
-    kernel = ModuleType("triton_gather")
     calls = []
 
-    def sparse_decode(query, key, value, groups, reads, places, *, block_table, scale, **pattern):  # type: ignore
+    def decode(query, key, value, groups, reads, places, table, pattern, scores):  # type: ignore
         calls.append(len(query))
         assert reads.stride()[-2:] == (reads.shape[-1], 1) and value.stride(-1) == key.stride(-1) == 1
         assert groups.dtype == torch.uint8 and groups.shape == key.shape[:3] == value.shape[:3]
         with torch._C.DisableTorchFunction(), _disable_current_modes():
-            return _decode(query, key, value, groups, reads, places, block_table, scale, pattern)
+            return _decode(query, key, value, groups, reads, places, table, pattern, scores)
 
-    kernel.sparse_decode = sparse_decode  # type: ignore
-    monkeypatch.setitem(sys.modules, "focus_hf.attention.kernels.triton_gather", kernel)
-    monkeypatch.setattr(backend, "reads_in_place", lambda device: True)
+    monkeypatch.setattr(backend, "decode_in_place", decode)
+    monkeypatch.setattr(backend, "reads_in_place", lambda *_: True)
     walk(backend, Case(kind), counters)
     assert calls == [1, 1, 2, 2, 3, 3, 3, 3]
     for counter in counters[-2:]:  # steps of single tokens alone
@@ -211,16 +209,13 @@ def _decode(
     reads: Tensor,
     places: Tensor,
     table: Tensor,
-    scale: float,
-    pattern: dict[str, int],
+    pattern: Pattern,
+    scores: Scores,
 ) -> Tensor:
     outputs = []
-    for row, place in enumerate(places[:, 0].tolist()):
+    for row, place in enumerate(places.tolist()):
         blocks = table[row, : place // BLOCK + 1].long()
         keys, values, own = (x[blocks].transpose(0, 1).flatten(1, 2)[:, : place + 1] for x in (key, value, groups))
-        shape = Pattern(**pattern, num_bands=reads.shape[-1])
-        who = WhoAttends(shape, torch.arange(place + 1)[None], own[None], reads[row : row + 1])
-        outputs.append(
-            masked_focus_attention(Problem(query[row : row + 1], keys[None], values[None], who, Scores(scale)))
-        )
+        who = WhoAttends(pattern, torch.arange(place + 1)[None], own[None], reads[row : row + 1])
+        outputs.append(masked_focus_attention(Problem(query[row : row + 1], keys[None], values[None], who, scores)))
     return torch.cat(outputs)

@@ -59,7 +59,7 @@ def test_groups_stand_behind_their_page(dtype, columns, kind):
 def test_requests_of_a_packed_call():
     packed = Packed(torch.arange(12), query_edges=[0, 3, 4, 4, 5], key_edges=[0, 5, 6, 6, 12])
     assert packed.longest == 6
-    (new, rows, positions), (which, of_keys, places) = packed.requests
+    (new, rows, positions), (which, of_keys, places) = [*packed.prompts, *packed.gathered_singles]
     assert new.tolist() == [[0, 1, 2]] and rows.tolist() == positions.tolist() == [[0, 1, 2, 3, 4]]
     assert which.tolist() == [[3], [4]]
     for row, (start, stop) in enumerate([(5, 6), (6, 12)]):

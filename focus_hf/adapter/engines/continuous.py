@@ -7,6 +7,7 @@ are attended by themselves, those with one new token all together.
 from __future__ import annotations
 
 import weakref
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,14 +15,24 @@ import torch
 from torch import Tensor
 from transformers.generation.continuous_batching import PagedAttentionCache
 
-from ...attention import Scores, cell_reads, key_groups
+from ...attention import Scores, cell_reads, decode_in_place, key_groups, reads_in_place
+from ...routing import sets
 from ..call import Call, start_call
 from ..dial import limits
 from ..discovery import numbered
 from ..layer import FocusLayer
-from ..routers import Routed, by_ranking, no_groups, own_heads, plain_keys, rank_groups
-from .packed import PackedPages, attend_requests
-from .pages import group_table, pages_of
+from ..routers import (
+    Routed,
+    by_sets,
+    no_groups,
+    own_heads,
+    plain_keys,
+    rank_groups,
+    set_dtype,
+    unknown_set,
+)
+from .packed import PackedPages, Requests, attend_requests
+from .pages import GroupTable, group_table, pages_of, write
 
 
 def route_pages(router: FocusLayer, hidden: Tensor, cache: PagedAttentionCache, kwargs: dict[str, Any]) -> Call | None:
@@ -101,31 +112,84 @@ def attend_pages(call: Call, query: Tensor, key: Tensor, value: Tensor, mask: Te
         raise ValueError("Focus in continuous batching does not route layers that add a bias to their scores.")
     count = packed.written.shape[0]
     new_keys, new_values = (x[0, :, :count].transpose(0, 1).to(pages.cache_tensor.dtype) for x in (key, value))
-    pages.update(new_keys, new_values, layer, packed.written[:0], packed.written)
-    keys, values = pages._kv_token_views[layer]
-    if call.ranking is not None:
-        group_table(pages, layer).put(packed.written, keys[packed.written], call.ranking[0, :count], call.tensors)
-    route = partial(_route, call, keys)
-    return attend_requests(packed, query, lambda rows: (keys[rows], values[rows]), route, call.pattern, scores)
+    write(pages, layer, packed.written, new_keys, new_values)
+    table = group_table(pages, layer)
+    if not call.alone:
+        _find_groups(call, table, new_keys)
+    own, output = query[0].transpose(0, 1), query.new_zeros(query.shape[2], query.shape[1], value.shape[-1])
+    requests, new = list(packed.prompts), packed.singles[:, 0]
+    if reads_in_place(query, table.keys, _blocks_of_groups(call, table), scores):
+        if len(new):
+            output[new] = _attend_singles(call, table, own[new], scores)
+    else:
+        requests += packed.gathered_singles
+
+    def stored(rows: Tensor) -> tuple[Tensor, Tensor]:
+        return table.stored(table.slots(rows))
+
+    attend_requests(requests, own, output, stored, partial(_route, call, table), call.pattern, scores)
+    return output.transpose(0, 1)[None]
 
 
-def _route(call: Call, stored: Tensor, requests: tuple[Tensor, Tensor, Tensor], query: Tensor, key: Tensor) -> Routed:
-    """The routing of requests, see `attend_requests`; ``stored``: keys of all pages."""
+def _find_groups(call: Call, table: GroupTable, new_keys: Tensor) -> None:
+    """See that the table has the groups of all keys of a call."""
+    packed, config = call.paged, call.config
+    count, writers, owner = len(new_keys), packed.pages.writers, (call.tensors, config.top_k)
+    if config.by_cells:
+        keys = new_keys.transpose(0, 1)[None]
+        router = own_heads(call, keys.shape[1])
+        turn = None if call.rotary is None else (call.rotary[0][:, :count], call.rotary[1][:, :count])
+        new = key_groups(plain_keys(replace(call, rotary=turn), keys, count), router)[0].T
+    else:
+        assert call.ranking is not None
+        numbers = sets.set_numbers(call.ranking[0, :count, : config.top_k], config.num_groups)
+        new = numbers.to(set_dtype(config))[:, None]
+    table.put(table.slots(packed.written), new, owner, writers)
+    slots = table.slots(packed.rows)
+    lost = table.lost(slots, owner, writers)
+    if not len(lost):
+        return
+    if config.by_cells:
+        which = torch.isin(slots, lost)
+        lost, positions = slots[which], packed.positions[which][None]
+        keys = table.stored(lost)[0].transpose(0, 1)[None]
+        found = key_groups(plain_keys(call, keys, len(lost), positions), router)[0].T
+    else:
+        found = new.new_full((len(lost), 1), unknown_set(config))
+    table.put(lost, found, owner, writers)
+
+
+def _attend_singles(call: Call, table: GroupTable, query: Tensor, scores: Scores) -> Tensor:
+    """Attention of requests with one new token each, ``(R, H, D)``: their keys are read where they stand."""
+    packed, config, heads = call.paged, call.config, table.keys.shape[1]
+    _, start, stop = packed.singles.T
+    positions = stop - start - 1
+    groups, query = _blocks_of_groups(call, table), query[:, :, None]
+    if call.alone:
+        reads = query.new_zeros((len(query), 1, 1, 1, 1), dtype=torch.bool)
+    elif config.by_cells:
+        reads = cell_reads(query, own_heads(call, heads), limits(config, positions[:, None]))
+    else:
+        own = table.groups(table.slots(packed.rows[stop - 1]))
+        reads = by_sets(own, config, 1, complete=False)[1]
+    pattern = replace(call.pattern, num_bands=reads.shape[-1])
+    tensors = query, table.keys, table.values, groups.expand(-1, heads, -1), reads.expand(-1, heads, -1, -1, -1)
+    return decode_in_place(*tensors, positions, packed.table, pattern, scores)[:, :, 0]
+
+
+def _blocks_of_groups(call: Call, table: GroupTable) -> Tensor:
+    if call.alone:
+        return table.keys.new_zeros((1, 1, 1), dtype=torch.uint8).expand(len(table.keys), 1, table.keys.shape[2])
+    return table.blocks
+
+
+def _route(call: Call, table: GroupTable, requests: Requests, query: Tensor, key: Tensor) -> Routed:
+    """The routing of requests whose keys are gathered, see `attend_requests`."""
     (_, rows, positions), count, config = requests, query.shape[2], call.config
     if call.alone:
         return no_groups(key, count)
-    table = group_table(call.paged.pages, call.router.layer_idx)
-    known = table.get(rows.flatten(), stored[rows.flatten()], call.tensors)
-    known = None if known is None else known.view(*rows.shape, -1)
-    if call.ranking is not None:
-        nobody = call.ranking.new_full((*rows.shape, call.ranking.shape[-1]), -1)
-        return by_ranking(nobody if known is None else known, config, count, complete=False)
-    router, asked = own_heads(call, key.shape[1]), positions[:, -count:]
-    if known is None or bool((known < 0).any()):
-        groups = key_groups(plain_keys(call, key, key.shape[2], positions), router)
-        real = (positions >= 0).flatten()
-        of_keys = groups.transpose(1, 2).flatten(0, 1).to(torch.int16)[real]
-        table.put(rows.flatten()[real], stored[rows.flatten()[real]], of_keys, call.tensors)
-    else:
-        groups = known.transpose(1, 2).to(torch.uint8)
-    return groups, cell_reads(query, router, limits(config, asked)), None
+    groups = table.groups(table.slots(rows))
+    if not config.by_cells:
+        return by_sets(groups[..., 0], config, count, complete=False)
+    reads = cell_reads(query, own_heads(call, key.shape[1]), limits(config, positions[:, -count:]))
+    return groups.transpose(1, 2), reads, None

@@ -15,6 +15,10 @@ from ...attention import PADDING, Pattern, Problem, Scores, WhoAttends, focus_at
 from ..masks import added_to_scores
 from ..routers import Routed
 
+#: One or several requests whose keys are gathered: which new tokens ``(R, Q)``; which rows of the cache their keys are
+#: ``(R, S)``, aligned at the right; the positions of the keys ``(R, S)``, `PADDING` where a request has fewer.
+Requests = tuple[Tensor, Tensor, Tensor]
+
 
 @dataclass(eq=False)
 class Packed:
@@ -37,66 +41,71 @@ class Packed:
         return max(stop - start for start, stop in pairwise(self.key_edges))
 
     @cached_property
-    def requests(self) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """The requests, those with one new token together, each other one by itself; made once for all layers.
+    def _spans(self) -> list[tuple[int, int, int, int]]:
+        """Of each request where its new tokens begin and end, and its keys."""
+        return [(*new, *keys) for new, keys in zip(pairwise(self.query_edges), pairwise(self.key_edges), strict=True)]
 
-        Of each: which new tokens ``(R, Q)``; which rows of the cache their keys are ``(R, S)``, aligned at the right;
-        and the positions of the keys ``(R, S)``, `PADDING` where a request has fewer.
-        """
-        found: list[tuple[Tensor, Tensor, Tensor]] = []
-        single: list[tuple[int, int, int]] = []
-        for (q, q_stop), (k, k_stop) in zip(pairwise(self.query_edges), pairwise(self.key_edges), strict=True):
-            if q_stop - q == 1:
-                single.append((q, k, k_stop))
-            elif q_stop > q:
-                new = torch.arange(q, q_stop, device=self.rows.device)[None]
-                places = torch.arange(k_stop - k, device=self.rows.device)[None]
-                found.append((new, self.rows[None, k:k_stop], places))
-        if single:
-            query, start, stop = torch.tensor(single, device=self.rows.device).T
-            longest = max(k_stop - k for _, k, k_stop in single)
-            keys = stop[:, None] - longest + torch.arange(longest, device=stop.device)
-            positions = torch.where(keys < start[:, None], PADDING, keys - start[:, None])
-            found.append((query[:, None], self.rows[keys.clamp(min=0)], positions))
-        return found
+    @cached_property
+    def prompts(self) -> list[Requests]:
+        """The requests with several new tokens, each by itself; made once for all layers."""
+        device = self.rows.device
+        return [
+            (
+                torch.arange(q, q_stop, device=device)[None],
+                self.rows[None, k:k_stop],
+                torch.arange(k_stop - k, device=device)[None],
+            )
+            for q, q_stop, k, k_stop in self._spans
+            if q_stop - q > 1
+        ]
+
+    @cached_property
+    def singles(self) -> Tensor:
+        """The requests with one new token: integers ``(R, 3)``, that token, and where its keys begin and end."""
+        found = [(q, k, k_stop) for q, q_stop, k, k_stop in self._spans if q_stop - q == 1]
+        return torch.tensor(found, device=self.rows.device).view(-1, 3)
+
+    @cached_property
+    def gathered_singles(self) -> list[Requests]:
+        """The requests with one new token, all together."""
+        if not len(self.singles):
+            return []
+        query, start, stop = self.singles.T
+        keys = stop[:, None] + torch.arange(-int((stop - start).max()), 0, device=stop.device)
+        positions = torch.where(keys < start[:, None], PADDING, keys - start[:, None])
+        return [(query[:, None], self.rows[keys.clamp(min=0)], positions)]
 
 
 def attend_requests(
-    packed: Packed,
+    requests: list[Requests],
     query: Tensor,
+    output: Tensor,
     stored: Callable[[Tensor], tuple[Tensor, Tensor]],
-    route: Callable[[tuple[Tensor, Tensor, Tensor], Tensor, Tensor], Routed],
+    route: Callable[[Requests, Tensor, Tensor], Routed],
     pattern: Pattern,
     scores: Scores,
-) -> Tensor:
-    """Hard attention of a packed call.
+) -> None:
+    """Hard attention of requests whose keys are gathered.
 
     Args:
-        packed: whose tokens are which.
-        query: of the new tokens, ``(1, H, T, D)``.
+        requests: of a packed call.
+        query: of the new tokens, ``(T, H, D)``.
+        output: ``(T, H, D_v)``, written to.
         stored: from rows of the cache ``(R, S)`` to keys ``(R, S, H_kv, D)`` and values ``(R, S, H_kv, D_v)``.
-        route: from requests (one of ``packed.requests``), their queries ``(R, H, Q, D)`` and keys ``(R, H_kv, S, D)``
-            to who attends.
+        route: from requests, their queries ``(R, H, Q, D)`` and keys ``(R, H_kv, S, D)`` to who attends.
         pattern: window, sinks, dense start.
         scores: how they are made.
-
-    Returns:
-        ``(1, H, T, D_v)``.
     """
-    output: Tensor | None = None
-    for requests in packed.requests:
-        new, rows, positions = requests
+    for some in requests:
+        new, rows, positions = some
         key, value = (x.transpose(1, 2).to(query.dtype) for x in stored(rows))
-        own = query[0][:, new].transpose(0, 1)
-        groups, reads, memberships = route(requests, own, key)
+        own = query[new].transpose(1, 2)
+        groups, reads, memberships = route(some, own, key)
         groups, reads = groups.expand(-1, key.shape[1], -1), reads.expand(-1, key.shape[1], -1, -1, -1)
         bands = replace(pattern, num_bands=reads.shape[-1])
         alone = 0 if rows.shape[0] == 1 else None
         who = WhoAttends(bands, positions, groups, reads, first_position=alone, memberships=memberships)
-        if output is None:
-            output = query.new_zeros(query.shape[2], query.shape[1], value.shape[-1])
         output[new] = focus_attention(Problem(own, key, value, who, scores)).transpose(1, 2)
-    return torch.zeros_like(query) if output is None else output.transpose(0, 1)[None]
 
 
 class PackedPages(Packed):
@@ -109,6 +118,22 @@ class PackedPages(Packed):
         rows = self.written if read.numel() == 0 else read  # no token of the call looks back at an earlier call's
         super().__init__(rows, kwargs["cu_seq_lens_q"].tolist(), kwargs["cu_seq_lens_k"][pages.layer_type].tolist())
         self._asked: tuple[Tensor, bool] | None = None
+
+    @cached_property
+    def positions(self) -> Tensor:
+        """Of all keys: integers ``(keys,)``."""
+        edges = torch.tensor(self.key_edges, device=self.rows.device)
+        first = edges[:-1].repeat_interleave(edges.diff())
+        return torch.arange(len(first), device=edges.device) - first
+
+    @cached_property
+    def table(self) -> Tensor:
+        """The blocks of the requests with one new token: int32 ``(R, most blocks)``, 0 behind the last one."""
+        _, start, stop = self.singles.T
+        size = self.pages.tokens_per_page
+        first = torch.arange(0, int((stop - start).max()), size, device=start.device) + start[:, None]
+        block = self.rows[first.clamp(max=len(self.rows) - 1)] // self.pages.block_physical_stride
+        return torch.where(first < stop[:, None], block, 0).int()
 
     def adds_to_scores(self, mask: Tensor | None) -> bool:
         """Whether the batch's mask does more than hide pairs.

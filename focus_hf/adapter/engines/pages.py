@@ -16,10 +16,13 @@ from torch import Tensor
 from transformers.generation.continuous_batching import PagedAttentionCache
 
 from ..layer import FocusLayer
-from ..remembered import hashes, state_of
+from ..remembered import hashes, state_of, version
 
 #: Calls whose overwritten rows are kept.
 _ASIDE = 4096
+
+#: The hash of no key.
+_NO_KEY = -(2**63)
 
 
 def find_pages(kwargs: dict[str, Any]) -> PagedAttentionCache | None:
@@ -48,14 +51,36 @@ def pages_of(cache: PagedAttentionCache, router: FocusLayer, *, is_empty: bool) 
             )
         allocator.__class__ = _salted(allocator.__class__)
         allocator.routers, allocator.salts, allocator.tables = {}, {}, {}
+        allocator.left, allocator.writers = 0, 0
     allocator.routers[router.layer_idx] = weakref.ref(router)
     return allocator
+
+
+def write(pages: Any, layer: int, rows: Tensor, keys: Tensor, values: Tensor) -> None:
+    """Put keys and values ``(n, H_kv, D or D_v)`` in rows ``(n,)`` of a layer's pages, and see whether somebody else
+    has written to the cache since the last time."""
+    tensor = pages.cache_tensor
+    if tensor.is_inference() or version(tensor) != pages.left:
+        pages.writers += 1
+    pages.update(keys, values, layer, rows[:0], rows)
+    pages.left = version(tensor)
+
+
+def blocks(pages: Any, layer: int) -> tuple[Tensor, Tensor]:
+    """Keys and values of a layer where they stand: ``(blocks, H_kv, block size, D or D_v)``."""
+    stride, size = pages.block_physical_stride, pages.tokens_per_page
+    found = []
+    for view in pages._kv_token_views[layer]:
+        count = (view.shape[0] - size) // stride + 1
+        by_block = (view.stride(0) * stride, view.stride(1), view.stride(0), view.stride(2))
+        found.append(view.as_strided((count, view.shape[1], size, view.shape[2]), by_block))
+    return found[0], found[1]
 
 
 def group_table(pages: Any, layer: int) -> GroupTable:
     """Groups of the keys that a layer has in its pages."""
     if layer not in pages.tables:
-        pages.tables[layer] = GroupTable(pages._kv_token_views[layer][0].shape[0])
+        pages.tables[layer] = GroupTable(*blocks(pages, layer), pages.block_physical_stride)
     return pages.tables[layer]
 
 
@@ -78,6 +103,9 @@ def _salted(allocator_class: Any) -> type:
         #: By request: the settings that its first token was cached under.
         salts: dict[str, int]
         tables: dict[int, GroupTable]
+        #: Version of the cache after our last write, and how often somebody else has written since the beginning.
+        left: int
+        writers: int
 
         def salt(self) -> int:
             """A number for the adapter and its settings as they are now, within the bits that tokens leave free."""
@@ -121,48 +149,83 @@ def _salted(allocator_class: Any) -> type:
 
 
 class GroupTable:
-    """Groups of the keys in the rows of an engine's memory: a cache of a function, by what the rows hold.
+    """Groups of the keys in an engine's pages: a cache of a function, by what the pages hold.
 
-    Engines copy, move, share and overwrite rows as they like. A row's groups hold as long as the key in it is the one
-    that they were found for; a key that has moved is found again by its bits.
+    Engines copy, move, share and overwrite blocks as they like. A key's groups hold as long as nobody but us has
+    written to the cache; after that, as long as the key in the row is the one that they were found for. A key that has
+    moved is found again by its bits.
 
     Args:
-        rows: how many.
+        keys, values: of a layer, ``(blocks, H_kv, block size, D or D_v)``.
+        stride: rows from a block to the next one.
     """
 
-    def __init__(self, rows: int) -> None:
-        self._rows = rows
+    def __init__(self, keys: Tensor, values: Tensor, stride: int) -> None:
+        self.keys, self.values, self._stride = keys, values, stride
         self._owner: object = None
-        self._hashes: Tensor | None = None
-        self._groups: Tensor | None = None
+        #: ``(blocks, block size, columns)``
+        self._groups = torch.empty(0)
+        #: ``(slots,)``: the hash of the key that the groups are of, and how many strangers had written when it was
+        #: last seen there; -1 where nothing is known.
+        self._hashes = self._seen = torch.empty(0)
         #: What was overwritten: an engine may have put it aside, and bring it back.
         self._aside: list[tuple[Tensor, Tensor]] = []
 
-    def put(self, rows: Tensor, keys: Tensor, groups: Tensor, owner: object) -> None:
-        """Groups ``(n, ...)`` of keys ``(n, H_kv, D)``, as the engine keeps them, that have just been written to rows
-        ``(n,)``; ``owner``: whose groups they are."""
-        if self._owner != owner or self._groups is None or self._groups.shape[1:] != groups.shape[1:]:
-            self._owner = owner
-            self._hashes = torch.zeros(self._rows, dtype=torch.int64, device=keys.device)
-            self._groups = groups.new_full((self._rows, *groups.shape[1:]), -1)
-            self._aside = []
-        assert self._hashes is not None
-        before = self._hashes[rows]
-        self._aside = [*self._aside[-_ASIDE:], (before, self._groups[rows])]
-        self._hashes[rows], self._groups[rows] = hashes(keys.transpose(0, 1)[None])[0], groups
+    def slots(self, rows: Tensor) -> Tensor:
+        """Numbers of rows ``(n,)`` of the cache, without those of other layers."""
+        return rows // self._stride * self.keys.shape[2] + rows % self._stride
 
-    def get(self, rows: Tensor, keys: Tensor, owner: object) -> Tensor | None:
-        """Groups of the keys in rows now, see `put`: ``(n, ...)``, -1 where nobody knows; ``None``: of nobody's."""
-        if self._owner != owner or self._groups is None or self._hashes is None:
-            return None
-        asked = hashes(keys.transpose(0, 1)[None])[0]
-        groups, moved = self._groups[rows], self._hashes[rows] != asked
-        if bool(moved.any()):
-            everywhere = torch.cat([self._hashes, *(seen for seen, _ in self._aside)])
-            of_them = torch.cat([self._groups, *(kept for _, kept in self._aside)])
-            known, order = everywhere.sort()
-            place = torch.searchsorted(known, asked[moved]).clamp(max=known.shape[0] - 1)
-            found = of_them[order[place]]
-            missing = known[place] != asked[moved]
-            groups[moved] = torch.where(missing.view(-1, *(1,) * (found.dim() - 1)), -1, found)
-        return groups
+    def stored(self, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values in slots ``(...)``: ``(..., H_kv, D or D_v)``."""
+        block, place = slots // self.keys.shape[2], slots % self.keys.shape[2]
+        return self.keys[block, :, place], self.values[block, :, place]
+
+    def groups(self, slots: Tensor) -> Tensor:
+        """Groups ``(..., columns)`` of the keys in slots ``(...)`` that are not among the `lost`."""
+        return self._groups.flatten(0, 1)[slots]
+
+    @property
+    def blocks(self) -> Tensor:
+        """All groups, ``(blocks, H_kv or 1, block size)``."""
+        return self._groups.transpose(1, 2)
+
+    def put(self, slots: Tensor, groups: Tensor, owner: object, writers: int) -> None:
+        """Keep groups ``(n, columns)`` of the keys that are in slots ``(n,)``.
+
+        Args:
+            slots: see `slots`.
+            groups: of the keys.
+            owner: by what they were made; those of another one are forgotten.
+            writers: how often a stranger has written to the cache.
+        """
+        shape = (self.keys.shape[0], self.keys.shape[2], groups.shape[1])
+        if self._owner != owner or self._groups.shape != shape:
+            self._owner, self._aside = owner, []
+            self._groups = groups.new_zeros(shape)
+            self._hashes = torch.full((shape[0] * shape[1],), _NO_KEY, device=groups.device)
+            self._seen = torch.full_like(self._hashes, -1, dtype=torch.int32)
+        self._aside = [*self._aside[-_ASIDE:], (self._hashes[slots], self.groups(slots))]
+        self._groups.flatten(0, 1)[slots] = groups
+        self._hashes[slots], self._seen[slots] = hashes(self.stored(slots)[0].transpose(0, 1)[None])[0], writers
+
+    def lost(self, slots: Tensor, owner: object, writers: int) -> Tensor:
+        """Those of slots ``(n,)`` whose keys' groups nobody knows; see `put`."""
+        if self._owner != owner:
+            return slots
+        stale = slots[self._seen[slots] != writers]
+        if not len(stale):
+            return stale
+        asked = hashes(self.stored(stale)[0].transpose(0, 1)[None])[0]
+        moved = self._hashes[stale] != asked
+        self._seen[stale[~moved]] = writers
+        stale, asked = stale[moved], asked[moved]
+        if not len(stale):
+            return stale
+        everywhere = torch.cat([self._hashes, *(seen for seen, _ in self._aside)])
+        of_them = torch.cat([self._groups.flatten(0, 1), *(kept for _, kept in self._aside)])
+        known, order = everywhere.sort()
+        place = torch.searchsorted(known, asked).clamp(max=known.shape[0] - 1)
+        found = known[place] == asked
+        if bool(found.any()):
+            self.put(stale[found], of_them[order[place[found]]], owner, writers)
+        return stale[~found]

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from ...routing.cells import CellRouter
-from ..definition import sequences
-from ..problem import Problem
+from ..definition import PADDING, Pattern, sequences
+from ..problem import Problem, Scores
 from .library import library, missing
 
 _DTYPES = (torch.float32, torch.bfloat16)
 
 #: `Task` of attend.cpp, `Route` of route.cpp: addresses, strides, numbers.
-_TASK, _ROUTE = struct.Struct("7P18q14qd"), struct.Struct("8P4q10q")
+_TASK, _ROUTE = struct.Struct("9P18q16qd"), struct.Struct("8P4q10q")
 
 
 def is_native(*tensors: Tensor) -> bool:
@@ -39,16 +39,28 @@ def fits_native(problem: Problem) -> bool:
 def native_focus_attention(problem: Problem) -> Tensor:
     """Hard Focus attention: ``(B, H, Q, D_v)``; zeros for padding. It has no gradient."""
     who, query = problem.who, problem.query
-    if who.first_position is not None and who.documents is None:
-        return _attend(problem, query, problem.key, problem.value, who.key_groups, who.reads, who.first_position)
+    if who.documents is None:
+        edges = None if who.first_position is not None else _padded_left(who.positions)
+        if edges is not None or who.first_position is not None:
+            tensors = query, problem.key, problem.value, who.key_groups, who.reads
+            return _attend(tensors, who.pattern, problem.scores, who.first_position or 0, edges)
     output = query.new_zeros(*query.shape[:3], problem.value.shape[-1])
     for row, some_tokens, some_queries in sequences(who):
         tokens, queries = _next_to_each_other(some_tokens), _next_to_each_other(some_queries)
         own, reads = (x[row : row + 1, :, queries] for x in (query, who.reads))
         key, value, groups = (x[row : row + 1, :, tokens] for x in (problem.key, problem.value, who.key_groups))
         first = int(who.positions[row, tokens][0])
-        output[row, :, queries] = _attend(problem, own, key, value, groups, reads, first)[0]
+        output[row, :, queries] = _attend((own, key, value, groups, reads), who.pattern, problem.scores, first)[0]
     return output
+
+
+def _padded_left(positions: Tensor) -> Tensor | None:
+    """Where sequences begin and end, int64 ``(B, 2)``, if each stands at the right of its row, from position 0 on."""
+    length, positions = positions.shape[1], positions.long()
+    first = (length - 1 - positions[:, -1:]).clamp(min=0)
+    if not torch.equal(positions, (torch.arange(length) - first).clamp(min=PADDING)):
+        return None
+    return torch.cat([first, torch.full_like(first, length)], dim=1)
 
 
 def _next_to_each_other(index: Tensor | slice) -> Tensor | slice:
@@ -59,29 +71,71 @@ def _next_to_each_other(index: Tensor | slice) -> Tensor | slice:
     return slice(first, last + 1) if last - first + 1 == index.shape[0] else index
 
 
-def _attend(
-    problem: Problem, query: Tensor, key: Tensor, value: Tensor, groups: Tensor, reads: Tensor, first: int
+def native_decode(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_groups: Tensor,
+    reads: Tensor,
+    positions: Tensor,
+    table: Tensor,
+    pattern: Pattern,
+    scores: Scores,
 ) -> Tensor:
-    """Of whole documents; see `Problem`, `WhoAttends`, and ``first``: the position of their first token."""
-    pattern, sink_logits = problem.who.pattern, problem.scores.sink_logits
+    """Attention of one new token of each sequence, whose keys stand in blocks: ``(R, H, 1, D_v)``.
+
+    Args:
+        query: ``(R, H, 1, D)``.
+        key, value: ``(blocks, H_kv, block size, D or D_v)``.
+        key_groups: uint8 ``(blocks, H_kv, block size)``.
+        reads: bool ``(R, H_kv, 1, K, bands)``.
+        positions: integers ``(R,)``, of the tokens.
+        table: integers ``(R, most blocks)``, the blocks of each sequence in order; behind its last one, anything.
+        pattern: window, sinks, dense start.
+        scores: how they are made, plain.
+    """
+    stop = positions.long()[:, None] + 1
+    edges = torch.cat([torch.zeros_like(stop), stop], dim=1)
+    return _attend((query, key, value, key_groups, reads), pattern, scores, 0, edges, table.int().contiguous())
+
+
+def _attend(
+    tensors: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
+    pattern: Pattern,
+    scores: Scores,
+    first: int,
+    edges: Tensor | None = None,
+    table: Tensor | None = None,
+) -> Tensor:
+    """Of whole sequences; ``tensors`` and ``table``: see `native_decode`; ``first``: the position of their first
+    token; ``edges``: int64 ``(B, 2)``, their first keys and those behind their last ones."""
+    query, key, value, groups, reads = tensors
     query, key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value))
     # Nothing below checks an address: these fit, or raise.
+    value = value.expand(*key.shape[:3], -1)
     groups = groups.expand(*key.shape[:3])
     reads = reads.expand(query.shape[0], key.shape[1], query.shape[2], -1, pattern.num_bands)
     cells = reads.shape[-2] * reads.shape[-1]
     if reads.stride(-1) != 1 or reads.stride(-2) != reads.shape[-1]:
         reads = reads.contiguous()
-    sinks = None if sink_logits is None else sink_logits.float().contiguous()
+    sinks = None if scores.sink_logits is None else scores.sink_logits.float().contiguous()
     output = query.new_empty(*query.shape[:3], value.shape[-1])
     laid_out = (query, key, value, groups, reads, output)
+    keys = key.shape[2] * (1 if table is None else table.shape[1])
     task = _TASK.pack(
         *(tensor.data_ptr() for tensor in laid_out[:5]),
-        0 if sinks is None else sinks.data_ptr(),
+        *(0 if tensor is None else tensor.data_ptr() for tensor in (sinks, edges, table)),
         output.data_ptr(),
         *(stride for tensor in laid_out for stride in tensor.stride()[:3]),
-        *(*query.shape[:2], key.shape[1], query.shape[2], *key.shape[2:], value.shape[3], cells, pattern.num_bands),
-        *(pattern.local_window, pattern.sink_tokens - first, pattern.dense_below - first),
-        *(torch.get_num_threads(), query.dtype == torch.bfloat16, problem.scores.scale),
+        *(*query.shape[:2], key.shape[1], query.shape[2], keys, key.shape[3], value.shape[3], cells),
+        *(pattern.num_bands, pattern.local_window, pattern.sink_tokens - first, pattern.dense_below - first),
+        *(
+            torch.get_num_threads(),
+            query.dtype == torch.bfloat16,
+            key.shape[2],
+            0 if table is None else table.stride(0),
+        ),
+        scores.scale,
     )
     library().focus_attend(task)
     return output

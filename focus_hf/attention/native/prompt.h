@@ -127,7 +127,8 @@ template <class T>
 void attend_block(const Task& t, int64_t sequence, int64_t kv_head, int64_t block, Room& room) {
     const int64_t first = block * BLOCK, size = std::min<int64_t>(BLOCK, t.queries - first);
     room.keys.find(t, at<uint8_t>(t.groups, t.of_groups, sequence, kv_head, 0),
-                   at<uint8_t>(t.reads, t.of_reads, sequence, kv_head, first), t.keys - t.queries + first, size);
+                   at<uint8_t>(t.reads, t.of_reads, sequence, kv_head, first), t.keys - t.queries + first, size,
+                   t.first(sequence));
     const int64_t vectors = t.heads / t.kv_heads * (BLOCK / LANES);
     const int64_t parts = (vectors + ROW_VECTORS - 1) / ROW_VECTORS;
     for (int64_t part = 0; part < parts; part++) {

@@ -19,11 +19,20 @@ struct Task {
     const void *query, *key, *value;
     const uint8_t *groups, *reads;
     const float* sink_logits;  // of each query head, or null
+    const int64_t* edges;      // of each sequence its first key and the one behind its newest; null: it has all
+    const int32_t* table;      // of each sequence the blocks that its keys are in; null: one, which has its own number
     void* output;
-    Strides of_query, of_key, of_value, of_groups, of_reads, of_output;
+    Strides of_query, of_key, of_value, of_groups, of_reads, of_output;  // of keys: block, head, place
     int64_t batch, heads, kv_heads, queries, keys, dim, value_dim, cells, bands;
     int64_t window, sinks, dense, threads, narrow;  // sinks, dense: counted from the first key; narrow: bfloat16
+    int64_t block_size, table_row;
     double scale;
+
+    int64_t first(int64_t sequence) const { return edges ? edges[2 * sequence] : 0; }
+    int64_t stop(int64_t sequence) const { return edges ? edges[2 * sequence + 1] : keys; }
+    int64_t block(int64_t sequence, int64_t number) const {
+        return table ? table[sequence * table_row + number] : sequence;
+    }
 
     int64_t begin(int64_t band) const { return band ? std::max<int64_t>(window, 1) << band : window; }
     int64_t end(int64_t band) const { return band + 1 < bands ? begin(band + 1) : INT64_MAX / 2; }
@@ -51,18 +60,19 @@ struct Keys {
         return from > to ? 0 : uint16_t((2u << to) - (1u << from));
     }
 
-    // Of queries `first .. first + size - 1`, counted among the keys, to a head's groups.
-    void find(const Task& task, const uint8_t* groups, const uint8_t* reads, int64_t first, int64_t size) {
+    // Of queries `first .. first + size - 1`, counted among the keys, of which the sequence's begin at `begin`.
+    void find(const Task& task, const uint8_t* groups, const uint8_t* reads, int64_t first, int64_t size,
+              int64_t begin) {
         index.resize(task.keys + 1), readers.resize(task.keys + 1), of_cell.assign(task.cells, 0);
         count = 0;
         for (int64_t query = 0; query < size; query++, reads += task.of_reads.token)
             for (int64_t cell = 0; cell < task.cells; cell++) of_cell[cell] |= uint16_t(reads[cell]) << query;
-        const uint16_t dense = bits(0, task.dense - 1 - first, size);
+        const uint16_t dense = bits(0, begin + task.dense - 1 - first, size);
         if (dense)
             for (auto& who : of_cell) who |= dense;
         const int64_t last = first + size - 1;
-        int64_t key = 0;
-        for (; key < std::min(task.sinks, last + 1); key++) add(key, bits(key - first, size, size));
+        int64_t key = begin;
+        for (; key < std::min(begin + task.sinks, last + 1); key++) add(key, bits(key - first, size, size));
         for (int64_t band = task.bands - 1; band >= 0; band--) {  // where all queries agree on the band
             const int64_t from = std::max(key, last - task.end(band)), to = first - task.begin(band);
             if (from >= to) continue;
@@ -84,7 +94,12 @@ struct Keys {
     }
 };
 
+struct Place {  // of a key that is read: how far it is from the first one of its head, and its value from the first
+    int64_t key, value;
+};
+
 struct Room {  // of one thread
     Keys keys;
+    std::vector<Place> places;
     std::vector<float> rows, scores, sums, wide;
 };

@@ -6,27 +6,42 @@
 constexpr int64_t SPAN = 2048;           // keys that one piece of work looks at
 constexpr int64_t AHEAD = 16, LINE = 64;  // keys that are asked for before they are wanted; bytes of a cache line
 
-// Which of some keys the newest token reads.
-int64_t find_keys(const Task& t, const uint8_t* groups, const uint8_t* reads, int64_t begin, int64_t end,
-                  int32_t* index) {
-    const int64_t query = t.keys - 1, near = t.dense > query ? 0 : std::max<int64_t>(0, query - t.window);
-    int64_t count = 0, key = begin;
-    for (; key < std::min({end, t.sinks, near}); key++) index[count++] = key;
-    for (int64_t band = t.bands - 1; band >= 0; band--)
-        for (; key < std::min({end, near, query - t.begin(band)}); key++) {
-            index[count] = key;
-            count += reads[groups[key * t.of_groups.token] * t.bands + band] != 0;
-        }
-    for (; key < end; key++) index[count++] = key;
+// Which of some keys the newest token of a sequence reads.
+int64_t find_keys(const Task& t, int64_t sequence, int64_t kv_head, int64_t begin, int64_t end, Room& room) {
+    const uint8_t* reads = at<uint8_t>(t.reads, t.of_reads, sequence, kv_head, 0);
+    const int64_t first = t.first(sequence), query = t.stop(sequence) - 1, sinks = first + t.sinks;
+    const int64_t near = first + t.dense > query ? 0 : query - t.window;
+    int32_t* index = (room.keys.index.resize(SPAN + 1), room.keys.index.data());
+    room.places.resize(SPAN);
+    int64_t count = 0, key = std::max(begin, first);
+    end = std::min(end, query + 1);
+    while (key < end) {  // block after block; what is listed are places in the block
+        const int64_t number = key / t.block_size, start = number * t.block_size, listed = count;
+        const int64_t block = t.block(sequence, number), stop = std::min(end, start + t.block_size) - start;
+        const uint8_t* groups = at<uint8_t>(t.groups, t.of_groups, block, kv_head, 0);
+        int64_t place = key - start;
+        for (; place < std::min({stop, sinks - start, near - start}); place++) index[count++] = place;
+        for (int64_t band = t.bands - 1; band >= 0; band--)
+            for (; place < std::min({stop, near - start, query - t.begin(band) - start}); place++) {
+                index[count] = place;
+                count += reads[groups[place * t.of_groups.token] * t.bands + band] != 0;
+            }
+        for (; place < stop; place++) index[count++] = place;
+        const int64_t of_key = block * t.of_key.sequence, of_value = block * t.of_value.sequence;
+        for (int64_t k = listed; k < count; k++)
+            room.places[k] = {of_key + index[k] * t.of_key.token, of_value + index[k] * t.of_value.token};
+        key = start + stop;
+    }
     return count;
 }
 
 // What HEADS query heads find among some keys: of each its largest score, the sum of weights, and the weighted values.
 template <class T, int HEADS>
-void attend_keys(const Task& t, int64_t sequence, int64_t kv_head, int64_t start, const int32_t* index, int64_t count,
-                 Room& room, float* found) {
-    const T* key = at<T>(t.key, t.of_key, sequence, kv_head, 0);
-    const T* value = at<T>(t.value, t.of_value, sequence, kv_head, 0);
+void attend_keys(const Task& t, int64_t sequence, int64_t kv_head, int64_t start, int64_t count, Room& room,
+                 float* found) {
+    const T* key = at<T>(t.key, t.of_key, 0, kv_head, 0);
+    const T* value = at<T>(t.value, t.of_value, 0, kv_head, 0);
+    const Place* places = room.places.data();
     const int64_t whole = t.dim / LANES * LANES, width = (count + LANES - 1) / LANES * LANES;
     room.rows.resize(HEADS * t.dim), room.scores.resize(HEADS * width);
     for (int h = 0; h < HEADS; h++) {
@@ -34,9 +49,9 @@ void attend_keys(const Task& t, int64_t sequence, int64_t kv_head, int64_t start
         for (int64_t d = 0; d < t.dim; d++) room.rows[h * t.dim + d] = number(query[d]) * float(t.scale);
     }
     for (int64_t k = 0; k < count; k++) {
-        const T* one = key + index[k] * t.of_key.token;
+        const T* one = key + places[k].key;
         if (k + AHEAD < count) {
-            const T* later[] = {key + index[k + AHEAD] * t.of_key.token, value + index[k + AHEAD] * t.of_value.token};
+            const T* later[] = {key + places[k + AHEAD].key, value + places[k + AHEAD].value};
             for (int64_t d = 0; d < t.dim; d += LINE / sizeof(T)) __builtin_prefetch(later[0] + d);
             for (int64_t d = 0; d < t.value_dim; d += LINE / sizeof(T)) __builtin_prefetch(later[1] + d, 0, 2);
         }
@@ -70,7 +85,7 @@ void attend_keys(const Task& t, int64_t sequence, int64_t kv_head, int64_t start
     for (; d + LANES <= t.value_dim; d += LANES) {
         Vec total[HEADS] = {};
         for (int64_t k = 0; k < count; k++) {
-            const Vec numbers = load(value + index[k] * t.of_value.token + d);
+            const Vec numbers = load(value + places[k].value + d);
             for (int h = 0; h < HEADS; h++) total[h] += numbers * room.scores[h * width + k];
         }
         for (int h = 0; h < HEADS; h++) store(sums + h * (t.value_dim + 2) + d, total[h]);
@@ -79,24 +94,22 @@ void attend_keys(const Task& t, int64_t sequence, int64_t kv_head, int64_t start
         for (int h = 0; h < HEADS; h++) {
             float total = 0;
             for (int64_t k = 0; k < count; k++)
-                total += number(value[index[k] * t.of_value.token + d]) * room.scores[h * width + k];
+                total += number(value[places[k].value + d]) * room.scores[h * width + k];
             sums[h * (t.value_dim + 2) + d] = total;
         }
 }
 
 template <class T>
 void attend_span(const Task& t, int64_t sequence, int64_t kv_head, int64_t begin, Room& room, float* found) {
-    const int64_t end = std::min(t.keys, begin + SPAN), group = t.heads / t.kv_heads;
-    int32_t* index = (room.keys.index.resize(SPAN + 1), room.keys.index.data());
-    const int64_t count = find_keys(t, at<uint8_t>(t.groups, t.of_groups, sequence, kv_head, 0),
-                                    at<uint8_t>(t.reads, t.of_reads, sequence, kv_head, 0), begin, end, index);
+    const int64_t group = t.heads / t.kv_heads;
+    const int64_t count = find_keys(t, sequence, kv_head, begin, begin + SPAN, room);
     for (int64_t head = 0; head < group;) {
         const int64_t some = std::min<int64_t>(4, group - head), first = kv_head * group + head;
         float* of_head = found + head * (t.value_dim + 2);
-        if (some == 1) attend_keys<T, 1>(t, sequence, kv_head, first, index, count, room, of_head);
-        if (some == 2) attend_keys<T, 2>(t, sequence, kv_head, first, index, count, room, of_head);
-        if (some == 3) attend_keys<T, 3>(t, sequence, kv_head, first, index, count, room, of_head);
-        if (some == 4) attend_keys<T, 4>(t, sequence, kv_head, first, index, count, room, of_head);
+        if (some == 1) attend_keys<T, 1>(t, sequence, kv_head, first, count, room, of_head);
+        if (some == 2) attend_keys<T, 2>(t, sequence, kv_head, first, count, room, of_head);
+        if (some == 3) attend_keys<T, 3>(t, sequence, kv_head, first, count, room, of_head);
+        if (some == 4) attend_keys<T, 4>(t, sequence, kv_head, first, count, room, of_head);
         head += some;
     }
 }
