@@ -24,9 +24,13 @@ from .model import bench_model
 from .report import save_plot, table, to_markdown
 from .serving import bench_serving
 from .settings import Measurement, Setting
+from .vllm_engine import bench_vllm
 
 #: What can be measured.
 KINDS = ("attention", "decode", "model", "memory", "serving")
+
+#: What may serve.
+ENGINES = ("transformers", "vllm")
 
 #: Large enough for a process' allocator to keep what it frees from now on, as after loading any model.
 _WARM_UP_BYTES = 31 * 2**20
@@ -39,6 +43,7 @@ def run_bench(
     base: str | None = None,
     adapter: str | None = None,
     device_map: str | None = None,
+    engine: str = "transformers",
     text: Path | None = None,
     pairs: Sequence[float] = (),
     write: bool = False,
@@ -54,7 +59,8 @@ def run_bench(
         kinds: of `KINDS`.
         settings: see `grid`; of an adapter, groups, window and sinks are its own.
         base, adapter, device_map: for ``"model"`` and ``"serving"``, see `bench_model`.
-        text: for ``"model"``, whose first tokens are the prompt.
+        engine: what serves, for ``"serving"``: of `ENGINES`.
+        text: for ``"model"``, whose first tokens are the prompt, and for ``"serving"`` with vLLM.
         pairs: the dial of the adapter, a share for each setting or one for all; its own without.
         write: put the figures into the adapter's folder; its card shows them from then on.
         threads: of PyTorch on CPU.
@@ -87,7 +93,11 @@ def run_bench(
         "decode": lambda setting: [bench_decode(setting, seconds)],
         "model": lambda setting: bench_model(setting, base, adapter, device_map, text),
         "memory": lambda setting: [bench_memory(setting, "attention"), bench_memory(setting, "model")],
-        "serving": lambda setting: bench_serving(setting, base, adapter, device_map),
+        "serving": lambda setting: (
+            bench_vllm(setting, base, adapter, text)
+            if engine == "vllm"
+            else bench_serving(setting, base, adapter, device_map)
+        ),
     }
     results: list[Measurement] = []
     with progress_display(Console(stderr=True)) as progress:

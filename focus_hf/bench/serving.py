@@ -68,7 +68,13 @@ def bench_serving(
             _serve(model, prompts[:2, : PAGE * 2])  # libraries take time at first use
             served[name] = _serve(model, prompts)
     focus = served.pop("focus")
-    limit = _limit(model, prompts[:1].to(device_of(model)))
+    return measurements(setting, served, focus, _limit(model, prompts[:1].to(device_of(model))))
+
+
+def measurements(
+    setting: Setting, served: dict[str, Served], focus: Served, limit: float | None = None
+) -> list[Measurement]:
+    """What `bench_serving` returns, from what dense opponents took, by name, and Focus."""
     measured = []
     for kind, of in (("serving", "each"), ("first token", "first_token")):
         dense = {name: getattr(some, of) for name, some in served.items()}

@@ -206,7 +206,8 @@ def bench(
     threads: Annotated[int | None, typer.Option(help="Threads of PyTorch on CPU.", min=1)] = None,
     kernel: Annotated[str, typer.Option(help="Attention backend, as `focus-hf info` lists them.")] = "auto",
     base: Annotated[str | None, typer.Option(help="Model for `model`, `serving`: a folder or a Hub id.")] = None,
-    text: Annotated[Path | None, typer.Option(help="The prompt of `model`; random tokens without.")] = None,
+    engine: Annotated[str, typer.Option(help="What serves: transformers, or vllm beside itself.")] = "transformers",
+    text: Annotated[Path | None, typer.Option(help="Prompts of `model`, of vLLM; random tokens without.")] = None,
     pairs: Annotated[str | None, typer.Option(help="The dial of --adapter: a share for each length, or one.")] = None,
     seconds: Annotated[float, typer.Option(help="Time for each setting, at least.", min=0.1)] = 5.0,
     json_out: JsonFile = None,
@@ -216,15 +217,19 @@ def bench(
 ) -> None:
     """Measure speed and memory against the best dense attention, in one interleaved run."""
     from ..bench import grid
-    from ..bench.run import KINDS, run_bench
+    from ..bench.run import ENGINES, KINDS, run_bench
     from ..placement import check_placement
 
     what = what or ("attention,decode" if adapter is None else "model")
     kinds = [kind for kind in what.split(",") if kind]
     if adapter is not None and not {"model", "serving"}.issuperset(kinds):
         raise ValueError("--adapter is measured in a whole model: --what model, or serving")
-    if (text, pairs) != (None, None) and (adapter is None or kinds != ["model"]):
-        raise ValueError("--text and --pairs are for an adapter in a whole model: --what model --adapter ...")
+    if engine not in ENGINES or (engine != "transformers" and kinds != ["serving"]):
+        raise ValueError(f"--engine is one of {', '.join(ENGINES)}, for --what serving; got {engine!r}.")
+    if pairs is not None and adapter is None:
+        raise ValueError("--pairs is the dial of an adapter: give --adapter.")
+    if text is not None and (adapter is None or kinds != ["serving" if engine == "vllm" else "model"]):
+        raise ValueError("--text is for an adapter: --what model, or --what serving --engine vllm.")
     if device_map is not None:
         if base is None and adapter is None:
             raise ValueError("--device-map spreads a model: give --base or --adapter.")
@@ -250,6 +255,7 @@ def bench(
         base=base,
         adapter=adapter,
         device_map=device_map,
+        engine=engine,
         text=text,
         pairs=shares("--pairs", pairs or None),
         write=write,

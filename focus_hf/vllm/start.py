@@ -110,8 +110,8 @@ def _layer_index(name: str) -> int:
 
 
 def prepare_arguments(arguments: Any, wanted: Any) -> ServedAdapter:
-    """Check the adapter, and make an engine's arguments such that it can be served: without compilation, and with the
-    adapter's commit in the place of a branch, so that all processes serve one.
+    """Check the adapter, and make an engine's arguments such that it can be served: with the adapter's commit in the
+    place of a branch, so that all processes serve one, and uncompiled where a layer has to be told hidden states.
 
     Args:
         arguments: vLLM's ``EngineArgs``; ``enforce_eager`` and ``additional_config`` are set.
@@ -121,7 +121,7 @@ def prepare_arguments(arguments: Any, wanted: Any) -> ServedAdapter:
         ValueError: one line that says what to change.
     """
     adapter = read_adapter(wanted)
-    arguments.enforce_eager = True
+    arguments.enforce_eager = arguments.enforce_eager or not adapter.config.by_cells
     arguments.additional_config = {**arguments.additional_config, "focus": adapter.pinned}
     return adapter
 
@@ -136,7 +136,7 @@ def check_engine(config: Any, adapter: ServedAdapter) -> None:
     Raises:
         ValueError: one line that says what to change.
     """
-    why = _model_mismatch(config.model_config, adapter) or _not_served(config)
+    why = _model_mismatch(config.model_config, adapter) or _not_served(config, adapter)
     if why is not None:
         raise ValueError(f"The Focus adapter {adapter.asked['adapter']} cannot be served: {why}.")
 
@@ -168,11 +168,11 @@ def _model_mismatch(model: Any, adapter: ServedAdapter) -> str | None:
     return None
 
 
-def _not_served(config: Any) -> str | None:
+def _not_served(config: Any, adapter: ServedAdapter) -> str | None:
     """What of an engine's configuration (``VllmConfig``) does not work."""
     parallel, cache = config.parallel_config, config.cache_config
-    if config.compilation_config.mode:
-        return "it needs --enforce-eager (enforce_eager=True): which tokens meet cannot be compiled or recorded"
+    if config.compilation_config.mode and not adapter.config.by_cells:
+        return "shared routing needs --enforce-eager (enforce_eager=True): hidden states are taken from the model"
     if config.speculative_config is not None:
         return "speculative decoding does not work with it; leave --speculative-config out"
     if cache.cache_dtype != "auto":

@@ -310,4 +310,4 @@ def test_its_speed_is_measured_on_a_text_at_shares(fitted, tiny, tmp_path):
     for wrong, said in (("1,1,1", "2 settings and 3 shares"), ("2", "above 0 and at most 1"), ("x", "got 'x'")):
         assert said in str(CliRunner().invoke(app, [*bench, wrong]).exception)
     without = CliRunner().invoke(app, ["bench", "--pairs", "0.5"]).exception
-    assert "--text and --pairs are for an adapter" in str(without)
+    assert "--pairs is the dial of an adapter" in str(without)

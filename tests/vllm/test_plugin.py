@@ -24,6 +24,8 @@ def arguments(monkeypatch):
     """vLLM's ``EngineArgs``, with the plugin around it: its configuration is that of `tests.vllm.test_start`."""
 
     class EngineArgs:
+        enforce_eager = False
+
         def __init__(self, additional_config: Any) -> None:
             self.additional_config = additional_config
 

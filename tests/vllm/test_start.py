@@ -57,7 +57,17 @@ def saved(tmp_path_factory):
     }
 
 
-def test_a_sound_adapter_is_read_and_nothing_is_compiled(saved):
+def test_only_what_needs_hidden_states_is_not_compiled(saved):
+    arguments = SimpleNamespace(enforce_eager=False, additional_config={})
+    adapter = prepare_arguments(arguments, {"adapter": str(saved["cells"])})
+    assert arguments.enforce_eager is False
+    check_engine(engine(mode=3), adapter)
+    with pytest.raises(ValueError, match="--enforce-eager") as error:
+        check_engine(engine(mode=3), read_adapter({"adapter": str(saved["shared"])}))
+    assert "\n" not in str(error.value)
+
+
+def test_a_sound_adapter_is_read(saved):
     wanted = {"adapter": str(saved["shared"])}
     arguments = SimpleNamespace(enforce_eager=False, additional_config={"focus": wanted, "other": 1})
     adapter = prepare_arguments(arguments, wanted)
@@ -82,7 +92,6 @@ def test_dials(saved):
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"mode": 3}, "--enforce-eager"),
         ({"speculative_config": object()}, "speculative"),
         ({"cache_dtype": "fp8"}, "--kv-cache-dtype fp8"),
         ({"kv_transfer_config": object()}, "--kv-transfer-config"),
