@@ -15,7 +15,7 @@ from torch import Tensor
 from ..adapter import FocusConfig
 from ..adapter.dial import limits
 from ..adapter.routers import set_dtype
-from ..attention import Pattern
+from ..attention import Pattern, cell_reads
 from ..routing import sets
 from ..routing.cells import CellRouter
 from ..routing.shared import balanced_scores
@@ -124,14 +124,10 @@ class CellsRouter(LayerRouter):
     def __init__(self, config: FocusConfig, router: CellRouter, rotary: Rotary | None) -> None:
         self.config, self.pattern, self.rotary = config, config.pattern, rotary
         self.columns = router.centroids.shape[0]
-        self.num_bands = router.num_bands
         by_key = torch.matmul(router.centroids, router.key_projection)
         self.by_key = (by_key if rotary is None else rotary.of_turned(by_key)).transpose(1, 2).contiguous()
         self.balance = router.balance[:, None]
-        by_group = torch.matmul(router.centroids, router.query_projection)
-        cells = (by_group[:, :, None] + router.band_projection[:, None, :-1]).flatten(1, 2)
-        self.by_query = torch.cat([cells, router.band_projection[:, -1:]], dim=1).transpose(1, 2).contiguous()
-        self.cell_bias, self.offset = router.cell_bias[:, None], router.offset[:, None, None]
+        self.router = router
 
     def groups(self, hidden_states: Tensor | None, key: Tensor, step: Step) -> Tensor:
         keys, rotary = key.float(), self.rotary
@@ -142,12 +138,8 @@ class CellsRouter(LayerRouter):
         return scores.argmax(dim=-1).T.to(self.dtype)
 
     def reads(self, query: Tensor, groups: Tensor, step: Step) -> Tensor:
-        own = query.view(query.shape[0], self.columns, -1).transpose(0, 1).float()
-        shares = torch.baddbmm(self.cell_bias, own, self.by_query)
-        total = shares.logsumexp(dim=-1, keepdim=True) + self.offset
-        limit = step.once("limit", lambda: limits(self.config, step.positions[None])[0])
-        cells = shares[..., :-1].unflatten(-1, (-1, self.num_bands))
-        return (cells - total[..., None] > limit[:, None]).transpose(0, 1)
+        limit = step.once("limit", lambda: limits(self.config, step.positions[None]))
+        return cell_reads(query.transpose(0, 1)[None], self.router, limit)[0].transpose(0, 1)
 
 
 class NoRouter(LayerRouter):

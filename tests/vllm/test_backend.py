@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from focus_hf.attention import Pattern, Problem, Scores, WhoAttends
+from focus_hf.attention import Pattern, Problem, Scores, WhoAttends, native
 from focus_hf.attention.definition import by_memberships
 from focus_hf.attention.masked import masked_focus_attention
 from focus_hf.routing.cells import CellRouter, cell_limits, cell_reads, key_groups
@@ -194,11 +194,12 @@ def test_single_tokens_are_read_in_place(backend, kind, monkeypatch):
 
     monkeypatch.setattr(backend, "decode_in_place", decode)
     monkeypatch.setattr(backend, "reads_in_place", lambda *_: True)
+    monkeypatch.setattr(native, "is_native", lambda *_: False)  # few tokens are routed by plain operations elsewhere
     walk(backend, Case(kind), counters)
     assert calls == [1, 1, 2, 2, 3, 3, 3, 3]
     for counter in counters[-2:]:  # steps of single tokens alone
         assert not counter.syncs, counter.syncs
-        assert sum(counter.operations.values()) + KERNELS <= 18, counter.operations
+        assert sum(counter.operations.values()) + KERNELS <= 20, counter.operations
 
 
 def _decode(
