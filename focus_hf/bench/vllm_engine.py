@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoTokenizer
 
+from ..evaluate.checks import check_length
 from ..hub import adapter_folder
 from ..records import read_config
 from ..texts import TextSource, tokenize
@@ -58,6 +59,7 @@ def bench_vllm(
         raise ModuleNotFoundError('vLLM is missing: pip install "focus-hf[vllm]".', name="vllm")
     folder = adapter_folder(adapter)
     base = base or str(read_config(folder).base_model_name_or_path)
+    check_length(setting.length + NEW_TOKENS, AutoConfig.from_pretrained(base))
     dial = {} if setting.pairs is None else {"pairs": setting.pairs, "length": setting.length}
     prompts = _prompts(setting, base, text)
     arguments = {
@@ -99,8 +101,8 @@ def _in_a_process(arguments: dict[str, Any], prompts: list[list[int]]) -> Served
             command, input=json.dumps([arguments, prompts]), env=environment, capture_output=True, text=True
         )
         if done.returncode or not out.exists():
-            said = [line for line in done.stderr.splitlines() if line.strip()] or ["it does not say why"]
-            raise RuntimeError(f"vLLM failed: {said[-1].strip()}")
+            said = [line.strip() for line in done.stderr.splitlines() if "Error" in line] or ["it does not say why"]
+            raise RuntimeError(f"vLLM failed: {said[-1]}")
         return Served(*json.loads(out.read_text()))
 
 

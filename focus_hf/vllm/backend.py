@@ -20,7 +20,7 @@ from vllm.v1.attention.backend import (
 )
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
-from ..adapter.engines.packed import Packed, Requests, attend_requests
+from ..adapter.engines.packed import Packed, Request, attend_requests
 from ..adapter.routers import Routed
 from ..attention import Scores, decode_in_place, reads_in_place
 from .router import LayerRouter, NoRouter, Step
@@ -202,11 +202,9 @@ class FocusImpl(AttentionImpl[FocusMetadata]):
             both = tokens[rows // size, rows % size]
             return both[..., : self.head_size], both[..., self.head_size :]
 
-        def route(requests: Requests, own: Tensor, key: Tensor) -> Routed:
-            new, rows, _ = requests
-            known = groups[rows // size, :, rows % size].transpose(1, 2)
-            members = self.router.memberships(known[:, 0]) if new.shape[1] > 1 else None
-            return known, reads[new].transpose(1, 2), members
+        def route(request: Request, own: Tensor, key: Tensor) -> Routed:
+            known = groups[request.rows // size, :, request.rows % size].T[None]
+            members = self.router.memberships(known[:, 0]) if own.shape[2] > 1 else None
+            return known, reads[request.new].transpose(0, 1)[None], members
 
-        requests = [*packed.prompts, *packed.gathered_singles]
-        attend_requests(requests, query, output, stored, route, self.router.pattern, scores)
+        attend_requests(packed.requests, query, output, stored, route, self.router.pattern, scores)

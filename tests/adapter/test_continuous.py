@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -11,8 +12,9 @@ from transformers import ContinuousBatchingConfig, GenerationConfig
 from transformers.generation.continuous_batching import PagedAttentionCache, offloading_manager
 
 import focus_hf
-from focus_hf.adapter import focus_layers
+from focus_hf.adapter import focus_layers, interface
 from focus_hf.adapter.engines import continuous
+from focus_hf.adapter.engines import pages as engine_pages
 from focus_hf.attention import native
 from focus_hf.bench.serving import dense_by_request
 from tests import families as families_module
@@ -138,6 +140,32 @@ def test_keys_are_read_in_place_where_there_are_kernels(
         assert (max(calls, default=0) == 4) == (in_place and native.missing() is None)
         calls.clear()
     assert_same(found[True], found[False])
+
+
+@pytest.mark.parametrize("routing", ROUTINGS)
+def test_keys_written_in_another_mode_over_older_ones(routing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a request is answered: what is known of its pages is not what was known of the older ones."""
+    attend = continuous.attend_pages
+
+    def prompts_without_groups(call: Any, query: Any, *rest: Any) -> Any:
+        call.alone = query.shape[2] > len(prompts)  # tokens of their answers read groups again
+        return attend(call, query, *rest)
+
+    found = []
+    for trusted in (True, False):
+        model, prompts = focus_model("llama", **ROUTINGS[routing]), prompts_of((48, 61))
+        with monkeypatch.context() as patch:
+            if not trusted:
+                versions = itertools.count(10**6)
+                patch.setattr(engine_pages, "version", lambda _: next(versions))  # noqa: B023
+            try:
+                options = {"persistent_manager": True, "config": pages(allow_block_sharing=False, num_blocks=24)}
+                batch(model, prompts_of((48, 61), seed=5), **options)
+                patch.setattr(interface, "attend_pages", prompts_without_groups)
+                found.append(batch(model, prompts, **options))
+            finally:
+                model.base_model.model.destroy_cached_continuous_batching_manager()
+    assert_same(*found)
 
 
 @pytest.mark.parametrize(

@@ -59,13 +59,11 @@ def test_groups_stand_behind_their_page(dtype, columns, kind):
 def test_requests_of_a_packed_call():
     packed = Packed(torch.arange(12), query_edges=[0, 3, 4, 4, 5], key_edges=[0, 5, 6, 6, 12])
     assert packed.longest == 6
-    (new, rows, positions), (which, of_keys, places) = [*packed.prompts, *packed.gathered_singles]
-    assert new.tolist() == [[0, 1, 2]] and rows.tolist() == positions.tolist() == [[0, 1, 2, 3, 4]]
-    assert which.tolist() == [[3], [4]]
-    for row, (start, stop) in enumerate([(5, 6), (6, 12)]):
-        real = places[row] >= 0
-        assert of_keys[row, real].tolist() == list(range(start, stop))
-        assert places[row, real].tolist() == list(range(stop - start))
+    assert [(new.start, new.stop, rows.tolist()) for new, rows in packed.requests] == [
+        (0, 3, [0, 1, 2, 3, 4]),
+        (3, 4, [5]),
+        (4, 5, [6, 7, 8, 9, 10, 11]),
+    ]
 
 
 @pytest.mark.parametrize("halves", [True, False])

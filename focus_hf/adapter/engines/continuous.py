@@ -31,7 +31,7 @@ from ..routers import (
     set_dtype,
     unknown_set,
 )
-from .packed import PackedPages, Requests, attend_requests
+from .packed import PackedPages, Request, attend_requests
 from .pages import GroupTable, group_table, pages_of, write
 
 
@@ -114,15 +114,15 @@ def attend_pages(call: Call, query: Tensor, key: Tensor, value: Tensor, mask: Te
     new_keys, new_values = (x[0, :, :count].transpose(0, 1).to(pages.cache_tensor.dtype) for x in (key, value))
     write(pages, layer, packed.written, new_keys, new_values)
     table = group_table(pages, layer)
-    if not call.alone:
+    if call.alone:
+        pages.left = None  # as a stranger's: nobody has found the groups of these keys
+    else:
         _find_groups(call, table, new_keys)
     own, output = query[0].transpose(0, 1), query.new_zeros(query.shape[2], query.shape[1], value.shape[-1])
-    requests, new = list(packed.prompts), packed.singles[:, 0]
-    if reads_in_place(query, table.keys, _blocks_of_groups(call, table), scores):
-        if len(new):
-            output[new] = _attend_singles(call, table, own[new], scores)
-    else:
-        requests += packed.gathered_singles
+    requests = packed.requests
+    if packed.singles and reads_in_place(query, table.keys, _groups_in_blocks(call, table), scores):
+        requests = [request for request in requests if not request.is_single]
+        _attend_singles(call, table, own, output, scores)
 
     def stored(rows: Tensor) -> tuple[Tensor, Tensor]:
         return table.stored(table.slots(rows))
@@ -159,37 +159,36 @@ def _find_groups(call: Call, table: GroupTable, new_keys: Tensor) -> None:
     table.put(lost, found, owner, writers)
 
 
-def _attend_singles(call: Call, table: GroupTable, query: Tensor, scores: Scores) -> Tensor:
-    """Attention of requests with one new token each, ``(R, H, D)``: their keys are read where they stand."""
-    packed, config, heads = call.paged, call.config, table.keys.shape[1]
-    _, start, stop = packed.singles.T
-    positions = stop - start - 1
-    groups, query = _blocks_of_groups(call, table), query[:, :, None]
+def _attend_singles(call: Call, table: GroupTable, query: Tensor, output: Tensor, scores: Scores) -> None:
+    """Attention of the requests with one new token, ``(T, H, D)`` into ``(T, H, D_v)``: their keys are read where they
+    stand."""
+    config, heads = call.config, table.keys.shape[1]
+    new, positions, blocks = call.paged.of_singles
+    groups, own = _groups_in_blocks(call, table), query[new][:, :, None]
     if call.alone:
-        reads = query.new_zeros((len(query), 1, 1, 1, 1), dtype=torch.bool)
+        reads = own.new_zeros((len(new), 1, 1, 1, 1), dtype=torch.bool)
     elif config.by_cells:
-        reads = cell_reads(query, own_heads(call, heads), limits(config, positions[:, None]))
+        reads = cell_reads(own, own_heads(call, heads), limits(config, positions[:, None]))
     else:
-        own = table.groups(table.slots(packed.rows[stop - 1]))
-        reads = by_sets(own, config, 1, complete=False)[1]
+        reads = by_sets(table.groups(table.slots(call.paged.written[new])), config, 1, complete=False)[1]
     pattern = replace(call.pattern, num_bands=reads.shape[-1])
-    tensors = query, table.keys, table.values, groups.expand(-1, heads, -1), reads.expand(-1, heads, -1, -1, -1)
-    return decode_in_place(*tensors, positions, packed.table, pattern, scores)[:, :, 0]
+    tensors = own, table.keys, table.values, groups.expand(-1, heads, -1), reads.expand(-1, heads, -1, -1, -1)
+    output[new] = decode_in_place(*tensors, positions, blocks, pattern, scores)[:, :, 0]
 
 
-def _blocks_of_groups(call: Call, table: GroupTable) -> Tensor:
+def _groups_in_blocks(call: Call, table: GroupTable) -> Tensor:
     if call.alone:
         return table.keys.new_zeros((1, 1, 1), dtype=torch.uint8).expand(len(table.keys), 1, table.keys.shape[2])
     return table.blocks
 
 
-def _route(call: Call, table: GroupTable, requests: Requests, query: Tensor, key: Tensor) -> Routed:
-    """The routing of requests whose keys are gathered, see `attend_requests`."""
-    (_, rows, positions), count, config = requests, query.shape[2], call.config
+def _route(call: Call, table: GroupTable, request: Request, query: Tensor, key: Tensor) -> Routed:
+    """The routing of a request whose keys are gathered, see `attend_requests`."""
+    count, config = query.shape[2], call.config
     if call.alone:
         return no_groups(key, count)
-    groups = table.groups(table.slots(rows))
+    groups = table.groups(table.slots(request.rows))[None]
     if not config.by_cells:
         return by_sets(groups[..., 0], config, count, complete=False)
-    reads = cell_reads(query, own_heads(call, key.shape[1]), limits(config, positions[:, -count:]))
-    return groups.transpose(1, 2), reads, None
+    positions = torch.arange(key.shape[2] - count, key.shape[2], device=key.device)[None]
+    return groups.transpose(1, 2), cell_reads(query, own_heads(call, key.shape[1]), limits(config, positions)), None

@@ -104,7 +104,7 @@ def _salted(allocator_class: Any) -> type:
         salts: dict[str, int]
         tables: dict[int, GroupTable]
         #: Version of the cache after our last write, and how often somebody else has written since the beginning.
-        left: int
+        left: int | None
         writers: int
 
         def salt(self) -> int:
