@@ -83,12 +83,13 @@ def decode_in_place(
     Returns:
         ``(R, H, 1, D_v)``.
     """
+    tensors, newest = (query, key, value, key_groups, reads), positions[:, None]
     if query.device.type == "cpu":
-        return native.native_decode(query, key, value, key_groups, reads, positions, table, pattern, scores)
+        edges = torch.cat([torch.zeros_like(newest), newest + 1], dim=1).long()
+        return native.attend(tensors, pattern, scores, edges=edges, table=table.int().contiguous())
     from .kernels.triton_gather import sparse_decode  # needs Triton
 
-    numbers = _numbers(pattern, scores)
-    return sparse_decode(query, key, value, key_groups, reads, positions[:, None], block_table=table, **numbers)
+    return sparse_decode(*tensors, newest, block_table=table, **_numbers(pattern, scores))
 
 
 def _numbers(pattern: Pattern, scores: Scores) -> dict[str, Any]:

@@ -43,14 +43,14 @@ def native_focus_attention(problem: Problem) -> Tensor:
         edges = None if who.first_position is not None else _padded_left(who.positions)
         if edges is not None or who.first_position is not None:
             tensors = query, problem.key, problem.value, who.key_groups, who.reads
-            return _attend(tensors, who.pattern, problem.scores, who.first_position or 0, edges)
+            return attend(tensors, who.pattern, problem.scores, who.first_position or 0, edges)
     output = query.new_zeros(*query.shape[:3], problem.value.shape[-1])
     for row, some_tokens, some_queries in sequences(who):
         tokens, queries = _next_to_each_other(some_tokens), _next_to_each_other(some_queries)
         own, reads = (x[row : row + 1, :, queries] for x in (query, who.reads))
         key, value, groups = (x[row : row + 1, :, tokens] for x in (problem.key, problem.value, who.key_groups))
         first = int(who.positions[row, tokens][0])
-        output[row, :, queries] = _attend((own, key, value, groups, reads), who.pattern, problem.scores, first)[0]
+        output[row, :, queries] = attend((own, key, value, groups, reads), who.pattern, problem.scores, first)[0]
     return output
 
 
@@ -71,44 +71,24 @@ def _next_to_each_other(index: Tensor | slice) -> Tensor | slice:
     return slice(first, last + 1) if last - first + 1 == index.shape[0] else index
 
 
-def native_decode(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    key_groups: Tensor,
-    reads: Tensor,
-    positions: Tensor,
-    table: Tensor,
-    pattern: Pattern,
-    scores: Scores,
-) -> Tensor:
-    """Attention of one new token of each sequence, whose keys stand in blocks: ``(R, H, 1, D_v)``.
-
-    Args:
-        query: ``(R, H, 1, D)``.
-        key, value: ``(blocks, H_kv, block size, D or D_v)``.
-        key_groups: uint8 ``(blocks, H_kv, block size)``.
-        reads: bool ``(R, H_kv, 1, K, bands)``.
-        positions: integers ``(R,)``, of the tokens.
-        table: integers ``(R, most blocks)``, the blocks of each sequence in order; behind its last one, anything.
-        pattern: window, sinks, dense start.
-        scores: how they are made, plain.
-    """
-    stop = positions.long()[:, None] + 1
-    edges = torch.cat([torch.zeros_like(stop), stop], dim=1)
-    return _attend((query, key, value, key_groups, reads), pattern, scores, 0, edges, table.int().contiguous())
-
-
-def _attend(
+def attend(
     tensors: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
     pattern: Pattern,
     scores: Scores,
-    first: int,
+    first: int = 0,
     edges: Tensor | None = None,
     table: Tensor | None = None,
 ) -> Tensor:
-    """Of whole sequences; ``tensors`` and ``table``: see `native_decode`; ``first``: the position of their first
-    token; ``edges``: int64 ``(B, 2)``, their first keys and those behind their last ones."""
+    """Hard Focus attention of whole sequences: ``(B, H, Q, D_v)``.
+
+    Args:
+        tensors: query, key, value, key groups and reads, see `Problem`, or for blocks `on_device.decode_in_place`.
+        pattern: window, sinks, dense start.
+        scores: how they are made, plain.
+        first: the position of each sequence's first token.
+        edges: int64 ``(B, 2)``, of each sequence its first key and the one behind its newest; all without.
+        table: int32 ``(B, most blocks)``, contiguous: the blocks that the keys of one new token each are in.
+    """
     query, key, value, groups, reads = tensors
     query, key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value))
     # Nothing below checks an address: these fit, or raise.
@@ -137,7 +117,7 @@ def _attend(
         ),
         scores.scale,
     )
-    library().focus_attend(task)
+    library().focusattend(task)
     return output
 
 

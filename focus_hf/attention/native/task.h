@@ -14,7 +14,7 @@ struct Strides {
     int64_t sequence, head, token;
 };
 
-// As `_attend` in calls.py packs it.
+// As `attend` in calls.py packs it.
 struct Task {
     const void *query, *key, *value;
     const uint8_t *groups, *reads;
