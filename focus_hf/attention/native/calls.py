@@ -117,7 +117,7 @@ def attend(
         ),
         scores.scale,
     )
-    library().focusattend(task)
+    library().focus_attend(task)
     return output
 
 
