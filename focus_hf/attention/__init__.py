@@ -1,9 +1,10 @@
 """Focus attention: its definition, exact paths to compute it, soft gates for training. It knows tensors, no models."""
 
-from .definition import PADDING, Pattern, WhoAttends, attended_pairs, by_memberships, count_pairs
+from .definition import PADDING, Pattern, WhoAttends, attended_pairs, by_memberships
 from .kernels import KERNELS, Kernel, find_kernel, kernel_named
 from .masked import masked_attention, masked_focus_attention
 from .on_device import cell_reads, decode_in_place, key_groups, reads_in_place
+from .pairs import count_pairs
 from .paths import PATHS, focus_attention
 from .problem import Problem, Scores
 from .training import GATES, HARD_GATE, credit_memberships, gated_attention

@@ -200,27 +200,6 @@ def without_groups(who: WhoAttends) -> WhoAttends:
     )
 
 
-def count_pairs(who: WhoAttends, chunk: int = 1024) -> tuple[Tensor, int]:
-    """Pairs that each key/value head attends to, and pairs possible (`dense_pairs`), of all sequences together.
-
-    Their ratio is the most that sparsity can save.
-
-    Args:
-        who: the tokens.
-        chunk: queries looked at together; bounds memory at ``B * H_kv * chunk * S`` bytes.
-
-    Returns:
-        int64 ``(H_kv,)``, and how many are possible for each.
-    """
-    attended = torch.zeros(who.reads.shape[1], dtype=torch.int64)
-    possible = 0
-    for start in range(0, who.num_queries, chunk):
-        rows = slice(start, start + chunk)
-        attended += attended_pairs(who, rows).sum(dim=(0, 2, 3)).cpu()
-        possible += int(dense_pairs(who, rows).sum())
-    return attended, possible
-
-
 def sequences(who: WhoAttends) -> Iterator[tuple[int, Tensor | slice, Tensor | slice]]:
     """Every document that has queries, without padding: its row in the batch, its tokens, and its queries.
 

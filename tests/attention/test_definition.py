@@ -55,6 +55,9 @@ def test_attended_pairs_are_the_definition(case, routing, chunk):
         attended, possible = count_pairs(who, chunk=7)
         assert attended.tolist() == mask.sum(dim=(0, 2, 3)).tolist()
         assert possible == int(dense_pairs(who).sum())
+        if who.first_position is not None:  # the oldest tokens of a row are gone
+            later = replace(who, positions=who.positions + 3, first_position=3)
+            assert count_pairs(later, chunk=7)[0].tolist() == attended_pairs(later).sum(dim=(0, 2, 3)).tolist()
 
 
 @settings(max_examples=40, deadline=None)
