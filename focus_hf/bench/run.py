@@ -94,8 +94,8 @@ def run_bench(
         "model": lambda setting: bench_model(setting, base, adapter, device_map, text),
         "memory": lambda setting: [bench_memory(setting, "attention"), bench_memory(setting, "model")],
         "serving": lambda setting: (
-            bench_vllm(setting, base, adapter, text)
-            if engine == "vllm"
+            bench_vllm(setting, adapter, base, text)
+            if engine == "vllm" and adapter is not None
             else bench_serving(setting, base, adapter, device_map)
         ),
     }

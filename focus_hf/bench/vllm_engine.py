@@ -33,34 +33,33 @@ _TURNS, _WARM_UP = 2, 256
 _ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "4", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"}
 
 
-def bench_vllm(
-    setting: Setting, base: str | None = None, adapter: str | None = None, text: Path | None = None
-) -> list[Measurement]:
+def bench_vllm(setting: Setting, adapter: str, base: str | None = None, text: Path | None = None) -> list[Measurement]:
     """`REQUESTS` prompts that arrive together, each answered with `NEW_TOKENS` tokens, by vLLM's own attention and
     with the adapter; neither shares what prompts begin with.
 
     Args:
         setting: its length is that of a prompt.
-        base: the model, a folder or a Hub id; by default the adapter's.
         adapter: a folder or a Hub id.
+        base: the model, likewise; by default the adapter's.
         text: whose tokens the prompts are, from places spread over it; random ones without.
 
     Returns:
         See `bench_serving`.
 
     Raises:
-        ValueError: no adapter is given.
+        ValueError: the model has fewer positions, or the text too few tokens.
         ModuleNotFoundError: vLLM is missing.
         RuntimeError: an engine failed.
     """
-    if adapter is None:
-        raise ValueError("--engine vllm serves an adapter: give --adapter.")
     if find_spec("vllm") is None:
         raise ModuleNotFoundError('vLLM is missing: pip install "focus-hf[vllm]".', name="vllm")
     folder = adapter_folder(adapter)
-    base = base or str(read_config(folder).base_model_name_or_path)
+    config = read_config(folder)
+    base = base or str(config.base_model_name_or_path)
     check_length(setting.length + NEW_TOKENS, AutoConfig.from_pretrained(base))
-    dial = {} if setting.pairs is None else {"pairs": setting.pairs, "length": setting.length}
+    dial: dict[str, Any] = {} if config.by_cells else {"top_k": setting.top_k}
+    if setting.pairs is not None:
+        dial |= {"pairs": setting.pairs, "length": setting.length}
     prompts = _prompts(setting, base, text)
     arguments = {
         "model": base,

@@ -226,6 +226,8 @@ def bench(
         raise ValueError("--adapter is measured in a whole model: --what model, or serving")
     if engine not in ENGINES or (engine != "transformers" and kinds != ["serving"]):
         raise ValueError(f"--engine is one of {', '.join(ENGINES)}, for --what serving; got {engine!r}.")
+    if engine == "vllm" and (adapter is None or device_map is not None):
+        raise ValueError("--engine vllm serves an adapter, where it likes: give --adapter, and no --device-map.")
     if pairs is not None and adapter is None:
         raise ValueError("--pairs is the dial of an adapter: give --adapter.")
     if text is not None and (adapter is None or kinds != ["serving" if engine == "vllm" else "model"]):

@@ -311,3 +311,9 @@ def test_its_speed_is_measured_on_a_text_at_shares(fitted, tiny, tmp_path):
         assert said in str(CliRunner().invoke(app, [*bench, wrong]).exception)
     without = CliRunner().invoke(app, ["bench", "--pairs", "0.5"]).exception
     assert "--pairs is the dial of an adapter" in str(without)
+    for wrong, said in (
+        (["--engine", "vllm"], "for --what serving"),
+        (["--what", "serving", "--engine", "x"], "one of transformers, vllm"),
+        (["--what", "serving", "--engine", "vllm"], "give --adapter"),
+    ):
+        assert said in str(CliRunner().invoke(app, ["bench", *wrong]).exception)

@@ -22,6 +22,8 @@ from peft import get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from focus_hf.adapter.save import save_adapter
+from focus_hf.bench import Setting
+from focus_hf.bench.vllm_engine import bench_vllm
 from tests.families import CELLS, base_model, focus_config, focus_model, token_ids, unbalance
 
 vllm = pytest.importorskip("vllm", reason="needs vLLM: make test-vllm")
@@ -190,6 +192,16 @@ def test_refused_in_one_line_before_anything_starts(tmp_path, changes, says):
     with pytest.raises(ValueError, match=says) as error, engine(base, adapter, **changes):
         pass
     assert str(error.value).startswith(f"The Focus adapter {adapter} cannot be served: ")
+
+
+@pytest.mark.parametrize("routing", ["shared", "cells"])
+def test_its_speed_is_measured_beside_its_own(tiny, tmp_path, routing):
+    torch.manual_seed(0)
+    base = AutoModelForCausalLM.from_pretrained(tiny / "base")
+    adapter = save_adapter(get_peft_model(base, focus_config(**CELLS if routing == "cells" else {})), tmp_path / "a")
+    measured = bench_vllm(Setting(100, top_k=2), str(adapter), str(tiny / "base"), tiny / "held_out.txt")
+    assert [one.kind for one in measured] == ["serving", "first token"]
+    assert all(one.dense > 0 and one.focus > 0 and one.baseline == "vLLM's own" for one in measured)
 
 
 def test_a_model_of_other_sizes_is_refused(tmp_path):

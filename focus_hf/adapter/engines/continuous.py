@@ -21,16 +21,7 @@ from ..call import Call, start_call
 from ..dial import limits
 from ..discovery import numbered
 from ..layer import FocusLayer
-from ..routers import (
-    Routed,
-    by_sets,
-    no_groups,
-    own_heads,
-    plain_keys,
-    rank_groups,
-    set_dtype,
-    unknown_set,
-)
+from ..routers import Routed, by_sets, no_groups, own_heads, plain_keys, rank_groups, set_dtype, unknown_set
 from .packed import PackedPages, Request, attend_requests
 from .pages import GroupTable, group_table, pages_of, write
 
