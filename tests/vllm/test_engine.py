@@ -149,8 +149,8 @@ def test_requests_that_are_put_aside_begin_anew(tmp_path):
     assert counts["vllm:num_preemptions"] > 0
 
 
-def test_without_an_adapter_vllm_is_unchanged(tmp_path):
-    """A model whose heads vLLM's own CPU kernel takes; and nothing of ours is imported."""
+def of_wider_heads() -> Any:
+    """A model whose heads vLLM's own CPU kernel takes."""
     torch.manual_seed(0)
     sizes = {"hidden_size": 64, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 32}
     heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
@@ -159,8 +159,13 @@ def test_without_an_adapter_vllm_is_unchanged(tmp_path):
         if parameter.dim() >= 2:
             torch.nn.init.normal_(parameter, std=0.25)
     base.generation_config.eos_token_id = None
+    return base
+
+
+def test_without_an_adapter_vllm_is_unchanged(tmp_path):
+    """And nothing of ours is imported."""
+    base, prompts = of_wider_heads(), prompts_of()
     base.save_pretrained(tmp_path)
-    prompts = prompts_of()
     with engine(tmp_path, enforce_eager=True, block_size=32) as llm:
         assert by_vllm(llm, prompts) == by_transformers(base, prompts)
         (modules,) = llm.apply_model(_who_attends)
@@ -195,11 +200,12 @@ def test_refused_in_one_line_before_anything_starts(tmp_path, changes, says):
 
 
 @pytest.mark.parametrize("routing", ["shared", "cells"])
-def test_its_speed_is_measured_beside_its_own(tiny, tmp_path, routing):
-    torch.manual_seed(0)
-    base = AutoModelForCausalLM.from_pretrained(tiny / "base")
-    adapter = save_adapter(get_peft_model(base, focus_config(**CELLS if routing == "cells" else {})), tmp_path / "a")
-    measured = bench_vllm(Setting(100, top_k=2), str(adapter), str(tiny / "base"), tiny / "held_out.txt")
+def test_its_speed_is_measured_beside_its_own(tmp_path, routing):
+    base = of_wider_heads()
+    base.save_pretrained(tmp_path / "base")
+    model = get_peft_model(base, focus_config(**(CELLS if routing == "cells" else {})))
+    adapter = save_adapter(model, tmp_path / "adapter")
+    measured = bench_vllm(Setting(100, top_k=2), str(adapter), str(tmp_path / "base"))
     assert [one.kind for one in measured] == ["serving", "first token"]
     assert all(one.dense > 0 and one.focus > 0 and one.baseline == "vLLM's own" for one in measured)
 
