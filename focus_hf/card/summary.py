@@ -10,8 +10,8 @@ from ..escape import escape
 from ..records import AdapterConfig, GroupReport, Results
 from ..records.results import OPPONENTS, Evaluation
 
-#: No opponents: one knows what nobody can know before, the other is a control.
-NOT_RIVALS = ("oracle", "random", "window")
+#: No opponents: oracles know what nobody can know before, the others are controls.
+NOT_RIVALS = ("oracle", "oracle-gqa", "random", "window")
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,8 @@ def evaluate_command(
         str,
         typer.Option(
             help="Of dense, local, soft, hard, and what reads as many pairs as hard: window, random, quest, blocks, "
-            "slash, clusters, clusters-estimate, streaming, oracle."
+            "slash, streaming, clusters, clusters-estimate, oracle; the last three and quest, with -gqa, choose once "
+            "for all query heads of a key head."
         ),
     ] = "dense,local,hard,window",
     top_k: Annotated[str | None, typer.Option(help="Groups per token in hard mode, with commas.")] = None,

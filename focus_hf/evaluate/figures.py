@@ -42,7 +42,7 @@ def quality_figure(rows: Sequence[QualityRow], path: str | os.PathLike[str]) -> 
     figure, axes = _axes()
     hard = [row for row in rows if row.mode == "hard"]
     for row in rows:
-        marker, colour = _STYLES[row.mode]
+        marker, colour = _STYLES[row.mode.removesuffix("-gqa")]
         below = row in hard and hard.index(row) % 2 == 0  # or neighbours would overlap
         label = str(row) if row.mode == "hard" else row.mode
         label += f" {row.width}" if row.mode == "window" else ""
@@ -112,7 +112,7 @@ def _by_length(axes: Any, rows: Sequence[dict[str, Any]], value: str) -> None:
 
 
 def _line(axes: Any, place: int, mode: str, x: Sequence[float], y: Sequence[float], label: str) -> None:
-    marker, colour = _STYLES[mode]
+    marker, colour = _STYLES[mode.removesuffix("-gqa")]
     axes.plot(x, y, _DASHES[place % len(_DASHES)], marker=marker, color=colour, label=label, markersize=5)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import platform
 import shutil
@@ -192,19 +193,29 @@ def compiler(folder: Path, body: str) -> str:
     return str(script)
 
 
+def passes_again(names: str, cache: Path, compiler: str) -> bool:
+    """Whether tests of this file pass, none skipped, with another compiler's library."""
+    command = [sys.executable, "-m", "pytest", "-q", "-k", names, "-p", "no:cacheprovider", __file__]
+    environment = {**os.environ, "XDG_CACHE_HOME": str(cache), "CXX": compiler}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
+    return done.returncode == 0 and "skipped" not in done.stdout
+
+
+#: Of a compiler that does not know it.
+NO_OPENMP = 'case "$*" in *-fopenmp*) echo "no OpenMP" >&2; exit 1;; esac; '
+
+
 @compiled
 @pytest.mark.slow
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="names processors of this kind")
 @pytest.mark.parametrize("level", ["x86-64", "x86-64-v3"])
-@pytest.mark.parametrize("name", ["g++", "clang++"])
+@pytest.mark.parametrize("name", ["g++", "clang++", "g++ without OpenMP"])
 def test_other_compilers_and_narrower_registers(tmp_path, name, level):
+    name, _, without = name.partition(" ")
     if shutil.which(name) is None:
         pytest.skip(f"no {name}")
-    own = compiler(tmp_path, f'exec {name} "$@" -march={level}')
-    command = [sys.executable, "-m", "pytest", "-q", "-k", "definition", "-p", "no:cacheprovider", __file__]
-    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "CXX": own}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
-    assert done.returncode == 0 and "skipped" not in done.stdout, done.stdout
+    own = compiler(tmp_path, f'{NO_OPENMP if without else ""}exec {name} "$@" -march={level}')
+    assert passes_again("definition or threads_change", tmp_path, own)
 
 
 @compiled
@@ -214,6 +225,23 @@ def test_it_is_compiled_once(tmp_path):
         assert run(tmp_path / "cache", CXX=own) == ("None", "native", "")
     assert (tmp_path / "calls").read_text() == "x\n"
     assert [file.suffix for file in (tmp_path / "cache/focus_hf").iterdir()] == [".so"]
+
+
+@compiled
+def test_without_openmp_threads_are_the_languages_own(tmp_path):
+    own = compiler(tmp_path, f'{NO_OPENMP}exec c++ "$@"')
+    assert passes_again("threads_change", tmp_path, own)
+
+
+@compiled
+def test_zigs_compiler_is_taken_where_the_machine_has_none(tmp_path):
+    package = tmp_path / "ziglang"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    path = f"os.environ['PATH'] = {os.environ['PATH']!r}"
+    (package / "__main__.py").write_text(f"import os, sys\n{path}\nos.execvp(sys.argv[1], sys.argv[1:])\n")
+    seen = os.pathsep.join([str(tmp_path), *sys.path])
+    assert run(tmp_path / "cache", PATH="", CXX="", PYTHONPATH=seen) == ("None", "native", "")
 
 
 @compiled
@@ -240,5 +268,7 @@ def test_a_compiler_that_fails_is_said_once_and_attention_works(tmp_path):
 
 def test_it_can_be_switched_off(tmp_path):
     assert run(tmp_path, FOCUS_HF_NATIVE="0") == ("FOCUS_HF_NATIVE is 0", "masked", "")
-    assert run(tmp_path, PATH="", CXX="")[:2] == ("there is no C++ compiler (c++, g++ or clang++)", "masked")
+    why, path, logged = run(tmp_path, PATH="", CXX="")
+    if importlib.util.find_spec("ziglang") is None:
+        assert why.startswith("there is no C++ compiler (c++, g++ or clang++") and (path, logged) == ("masked", "")
     assert list(tmp_path.iterdir()) == []

@@ -21,7 +21,12 @@ from tests.families import FAMILIES, base_model, logits, token_ids
 
 LENGTH, HEADS, KV_HEADS, SIZE = 200, 4, 2, 8
 LOSSES = {0: torch.tensor([3.0, 1.0]), 1: torch.tensor([2.0, 5.0])}
+TOGETHER = {
+    one.name: one
+    for one in (each.choosing_together() for each in (Quest(), Clusters(), Clusters(estimate=True), Oracle()))
+}
 BY_QUERY = {
+    **TOGETHER,
     "window": Window(),
     "random": Random(),
     "quest": Quest(),
@@ -78,6 +83,35 @@ def test_quest_reads_the_pages_whose_bound_is_largest():
         return sum(max(float(q * keys[:, d].min()), float(q * keys[:, d].max())) for d, q in enumerate(query))
 
     assert torch.equal(all_pairs(Quest(), call), naive_units(call, chunks(16), bound))
+
+
+def test_query_heads_that_choose_together_add_up_their_softmaxes():
+    call = make_call(keys=90, length=150)
+
+    def bound(query, keys):
+        return float(torch.maximum(query * keys.amin(dim=0), query * keys.amax(dim=0)).sum())
+
+    def shared(query, b, g, page, i):
+        if i in page:
+            return math.inf
+        pages = [list(range(start, start + 16)) for start in range(0, i - i % 16, 16)]
+        total = 0.0
+        for own in call.query[b, 2 * g : 2 * g + 2, i]:
+            weights = [math.exp(call.scale * bound(own, call.key[b, g, each])) for each in pages]
+            total += weights[page[0] // 16] / sum(weights)
+        return total
+
+    expected = naive_units(call, chunks(16), shared)
+    assert torch.equal(all_pairs(TOGETHER["quest-gqa"], call), expected)
+
+
+@pytest.mark.parametrize("name", TOGETHER)
+def test_query_heads_that_choose_together_read_alike_and_one_alone_as_it_always_does(name):
+    own = BY_QUERY[name.removesuffix("-gqa")]
+    pairs = all_pairs(TOGETHER[name], make_call())
+    assert torch.equal(pairs[:, ::2], pairs[:, 1::2]) and not torch.equal(pairs, all_pairs(own, make_call()))
+    alone = make_call(heads=2, kv_heads=2)
+    assert torch.equal(all_pairs(TOGETHER[name], alone), all_pairs(own, alone))
 
 
 def test_blocks_are_read_by_the_product_with_their_mean_key():
@@ -227,7 +261,7 @@ def test_new_tokens_read_what_they_read_in_a_whole_sequence(name):
     assert torch.equal(whole[:, :, -37:], part)
 
 
-@pytest.mark.parametrize("name", BY_QUERY)
+@pytest.mark.parametrize("name", [name for name in BY_QUERY if name not in TOGETHER])
 def test_query_heads_of_one_key_head_choose_by_themselves(name):
     """As if each had the keys for itself."""
     call = make_call(keys=80)
@@ -305,10 +339,11 @@ def test_a_model_attends_under_the_mask_that_is_chosen(name):
     union = torch.stack(spy.pairs).unflatten(2, (model.config.num_key_value_heads, -1)).any(dim=3)
     loaded = union.float().mean(dim=(0, 1, 2)).sum().item() / 5050
     assert counted.loaded_share == pytest.approx(loaded, abs=1e-6) and loaded >= share - 1e-6
-    assert (loaded > share + 1e-6) == (name not in ("window", "blocks", "streaming"))  # of blocks there is one choice
+    alike = ("window", "blocks", "streaming", *TOGETHER)  # of blocks there is one choice
+    assert (loaded > share + 1e-6) == (name not in alike)
     assert counted.share == pytest.approx(share, abs=1e-6) and share == pytest.approx(share_of(70, 100), abs=0.03)
-    if name == "clusters-estimate":
-        with attend_by(model, Clusters(), keys=70):
+    if name.startswith("clusters-estimate"):
+        with attend_by(model, BY_QUERY[name.replace("-estimate", "")], keys=70):
             plain = logits(model, ids)
         assert (found - before).norm() < (plain - before).norm()
     else:

@@ -1,4 +1,4 @@
-"""The machine code of this package: made by the C++ compiler of the machine that runs it, when it is first wanted.
+"""The machine code of this package: made by a C++ compiler on the machine that runs it, when it is first wanted.
 
 Kept in the user's cache, by what it was made of and for which processor.
 """
@@ -8,12 +8,14 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import importlib.util
 import logging
 import os
 import platform
 import shlex
 import shutil
 import subprocess
+import sys
 import tempfile
 from contextlib import suppress
 from pathlib import Path
@@ -22,11 +24,13 @@ from pathlib import Path
 SWITCH = "FOCUS_HF_NATIVE"
 
 _HERE = Path(__file__).parent
-_SOURCES = ("attend.cpp", "route.cpp", "task.h", "prompt.h", "token.h", "vectors.h")
-_FLAGS = ("-O3", "-std=c++17", "-shared", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast")
+_SOURCES = ("attend.cpp", "route.cpp", "task.h", "parallel.h", "prompt.h", "token.h", "vectors.h")
+_NUMBERS = ("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast")
+_FLAGS = ("-O3", "-std=c++17", "-shared", "-fPIC", "-pthread", *_NUMBERS)
 
-#: What not every compiler knows: whose processor it is for, and threads. The first that works.
-_EXTRAS = (("-march=native", "-fopenmp"), ("-mcpu=native", "-fopenmp"), ("-mcpu=native",), ("-march=native",), ())
+#: What not every compiler knows: whose processor it is for, and OpenMP, if its library is there. The first that works.
+_OPENMP = ("-fopenmp", "-Wl,-z,defs")
+_EXTRAS = (("-march=native", *_OPENMP), ("-mcpu=native", *_OPENMP), ("-mcpu=native",), ("-march=native",), ())
 
 _log = logging.getLogger(__name__)
 
@@ -48,9 +52,9 @@ def missing() -> str | None:
 def _find() -> ctypes.CDLL | str:
     if os.environ.get(SWITCH) == "0":
         return f"{SWITCH} is 0"
-    compiler = shlex.split(os.environ.get("CXX", "")) or [*filter(shutil.which, ("c++", "g++", "clang++"))][:1]
+    compiler = _compiler()
     if os.name != "posix" or not compiler:
-        return "there is no C++ compiler (c++, g++ or clang++)"
+        return "there is no C++ compiler (c++, g++ or clang++, or that of pip install ziglang)"
     sources = b"".join((_HERE / name).read_bytes() for name in _SOURCES)
     made_of = hashlib.sha256(repr((compiler, _FLAGS, _EXTRAS, _processor())).encode() + sources).hexdigest()[:16]
     try:
@@ -68,6 +72,12 @@ def _find() -> ctypes.CDLL | str:
     except (OSError, RuntimeError) as error:
         _log.warning("Focus attention on this CPU is slower than it can be: %s", error)
         return str(error)
+
+
+def _compiler() -> list[str]:
+    """The command of one, the machine's own before Zig's, which is a Python package; nothing where there is none."""
+    own = shlex.split(os.environ.get("CXX", "")) or [*filter(shutil.which, ("c++", "g++", "clang++"))][:1]
+    return own or ([sys.executable, "-m", "ziglang", "c++"] if importlib.util.find_spec("ziglang") else [])
 
 
 def _is_ours(file: Path) -> bool:

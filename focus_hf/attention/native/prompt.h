@@ -2,6 +2,7 @@
 // lanes are queries, so that nothing is gathered or turned.
 #pragma once
 
+#include "parallel.h"
 #include "task.h"
 
 constexpr int TILE = 64;  // keys between two looks at the largest score
@@ -143,11 +144,7 @@ void attend_block(const Task& t, int64_t sequence, int64_t kv_head, int64_t bloc
 template <class T>
 void attend_blocks(const Task& t) {
     const int64_t blocks = (t.queries + BLOCK - 1) / BLOCK, heads = t.batch * t.kv_heads;
-#pragma omp parallel num_threads(t.threads)
-    {
-        Room room;
-#pragma omp for schedule(dynamic)
-        for (int64_t item = blocks * heads - 1; item >= 0; item--)  // the longest first
-            attend_block<T>(t, item % heads / t.kv_heads, item % t.kv_heads, item / heads, room);
-    }
+    for_each<Room>(blocks * heads, t.threads, [&](int64_t item, Room& room) {  // the longest first
+        attend_block<T>(t, item % heads / t.kv_heads, item % t.kv_heads, item / heads, room);
+    });
 }

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <vector>
 
+#include "parallel.h"
 #include "vectors.h"
 
 // As `cell_reads` in calls.py packs it. All but the queries is contiguous; numbers = dimensions + bands + 1.
@@ -132,13 +133,9 @@ void route_one(const Route& t, int64_t head, int64_t row, Space& space) {
 template <class T>
 void route(const Route& t) {
     const int64_t rows = t.batch * t.queries, step = rows < LANES ? 1 : LANES, blocks = (rows + step - 1) / step;
-#pragma omp parallel num_threads(std::min(t.threads, blocks * t.kv_heads)) if (rows >= LANES)
-    {
-        Space space;
-#pragma omp for schedule(static)
-        for (int64_t item = 0; item < blocks * t.kv_heads; item++)
-            (step == 1 ? route_one<T> : route_many<T>)(t, item / blocks, item % blocks * step, space);
-    }
+    for_each<Space>(blocks * t.kv_heads, step == 1 ? 1 : t.threads, [&](int64_t item, Space& space) {
+        (step == 1 ? route_one<T> : route_many<T>)(t, item / blocks, item % blocks * step, space);
+    });
 }
 
 extern "C" void focus_route(const Route* task) { task->narrow ? route<bfloat16>(*task) : route<float>(*task); }

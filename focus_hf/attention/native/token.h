@@ -1,6 +1,7 @@
 // A single query: a vector's lanes are numbers of a token.
 #pragma once
 
+#include "parallel.h"
 #include "task.h"
 
 constexpr int64_t SPAN = 2048;           // keys that one piece of work looks at
@@ -116,17 +117,18 @@ void attend_span(const Task& t, int64_t sequence, int64_t kv_head, int64_t begin
 
 // What was found in the spans of one query head, together.
 template <class T>
-void put_together(const Task& t, int64_t sequence, int64_t head, int64_t spans, int64_t stride, const float* found) {
+void put_together(const Task& t, int64_t sequence, int64_t head, int64_t spans, int64_t stride, float* found) {
     T* output = (T*)at<T>(t.output, t.of_output, sequence, head, 0);
     float most = t.sink_logits ? t.sink_logits[head] : NOTHING;
     for (int64_t span = 0; span < spans; span++) most = std::max(most, found[span * stride]);
     float total = t.sink_logits ? std::exp(t.sink_logits[head] - most) : 0;
-    for (int64_t span = 0; span < spans; span++)
-        total += std::exp(found[span * stride] - most) * found[span * stride + 1];
+    for (int64_t span = 0; span < spans; span++) {
+        found[span * stride] = std::exp(found[span * stride] - most);
+        total += found[span * stride] * found[span * stride + 1];
+    }
     for (int64_t d = 0; d < t.value_dim; d++) {
         float sum = 0;
-        for (int64_t span = 0; span < spans; span++)
-            sum += std::exp(found[span * stride] - most) * found[span * stride + 2 + d];
+        for (int64_t span = 0; span < spans; span++) sum += found[span * stride] * found[span * stride + 2 + d];
         put(output + d, total > 0 ? sum / total : 0);
     }
 }
@@ -136,16 +138,11 @@ void attend_one(const Task& t) {
     const int64_t spans = (t.keys + SPAN - 1) / SPAN, heads = t.batch * t.kv_heads, group = t.heads / t.kv_heads;
     const int64_t of_head = t.value_dim + 2, of_span = group * of_head;
     std::vector<float> found(heads * spans * of_span);
-#pragma omp parallel num_threads(std::min(t.threads, heads * spans))
-    {
-        Room room;
-#pragma omp for schedule(dynamic)
-        for (int64_t item = heads * spans - 1; item >= 0; item--)
-            attend_span<T>(t, item / spans / t.kv_heads, item / spans % t.kv_heads, item % spans * SPAN, room,
-                           found.data() + item * of_span);
-#pragma omp for
-        for (int64_t head = 0; head < t.batch * t.heads; head++)
-            put_together<T>(t, head / t.heads, head % t.heads, spans, of_span,
-                            found.data() + head / group * spans * of_span + head % group * of_head);
-    }
+    for_each<Room>(heads * spans, t.threads, [&](int64_t item, Room& room) {
+        attend_span<T>(t, item / spans / t.kv_heads, item / spans % t.kv_heads, item % spans * SPAN, room,
+                       found.data() + item * of_span);
+    });
+    for (int64_t head = 0; head < t.batch * t.heads; head++)
+        put_together<T>(t, head / t.heads, head % t.heads, spans, of_span,
+                        found.data() + head / group * spans * of_span + head % group * of_head);
 }

@@ -1,7 +1,8 @@
 """What Focus is measured against: methods of the field, written from their papers, at as many pairs.
 
 Each is a `Selector`. They choose for every query head by itself and always read the first 4 and the last 64 tokens, as
-their papers do; what choosing costs is stated beside, see `Cost`.
+their papers do; what choosing costs is stated beside, see `Cost`. Under a name that ends in ``-gqa`` the query heads
+of a key head choose together, as with Focus: as many pairs are as many keys loaded.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from .selector import SINKS, Cost, Selector, keys_at, less_scoring
 from .slash import Slash
 from .streaming import Measure, Streaming
 
-_ALL = (Window(), Random(), Quest(), MeanBlocks(), Slash(), Clusters(), Clusters(estimate=True), Streaming(), Oracle())
+_BY_SCORES = (Quest(), Clusters(), Clusters(estimate=True), Oracle())
+_TOGETHER = [selector.choosing_together() for selector in _BY_SCORES]
+_ALL = (Window(), Random(), MeanBlocks(), Slash(), Streaming(), *_BY_SCORES, *_TOGETHER)
 _BY_NAME: dict[str, Selector] = {selector.name: selector for selector in _ALL}
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .selector import Call, Choice, Cost, Reader, Selector, by_unit, products, read_best
+from .selector import Call, Choice, Cost, Reader, Selector, added_up, by_unit, products, read_best
 
 
 class Pages(Selector):
@@ -31,11 +31,12 @@ class Pages(Selector):
 
         def read(first: int, end: int) -> Choice:
             seen, page_of_key = -(-end // self.size), torch.arange(end, device=call.key.device) // self.size
-            is_own = torch.arange(seen, device=page_of_key.device) == page_of_key[first:, None]
+            page, own = torch.arange(seen, device=page_of_key.device), page_of_key[first:, None]
             scores = self.scores(call.queries(first, end), tuple(vectors[:, :, :seen] for vectors in known))
-            return Choice(
-                read_best(by_unit(scores.masked_fill(is_own, torch.inf), page_of_key[None, None]), first, call.keys)
-            )
+            if self.together:
+                scores = added_up((scores * call.scale).masked_fill(page >= own, -torch.inf), call.key.shape[1])
+            scores = scores.masked_fill(page == own, torch.inf)
+            return Choice(read_best(by_unit(scores, page_of_key[None, None]), first, call.keys))
 
         return read
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -100,6 +102,14 @@ class Selector(ABC):
     """A method of sparse attention; ``name`` is that of its mode."""
 
     name: str
+    #: The query heads of a key head choose once for all of them.
+    together = False
+
+    def choosing_together(self) -> Self:
+        """The same method, the query heads of a key head choosing together (`added_up`): mode ``"...-gqa"``."""
+        found = copy(self)
+        found.together, found.name = True, f"{self.name}-gqa"
+        return found
 
     @abstractmethod
     def reader(self, call: Call) -> Reader:
@@ -203,6 +213,21 @@ def by_unit(unit_scores: Tensor, unit_of_key: Tensor) -> Tensor:
     of_heads = unit_of_key.repeat_interleave(heads // unit_of_key.shape[1], dim=1)[:, :, None]
     of_keys = ranks.gather(-1, of_heads.expand(batch, -1, queries, -1))
     return of_keys * end + torch.arange(end, dtype=torch.int32, device=order.device)
+
+
+def added_up(scores: Tensor, kv_heads: int) -> Tensor:
+    """Scores by which the query heads of a key head choose together: their softmaxes over units, added up (Native
+    Sparse Attention, Yuan et al., arXiv 2502.11089, equation 10).
+
+    Args:
+        scores: ``(B, H, R, U)``; minus infinity of units that are not to be chosen among.
+        kv_heads: ``H_kv``.
+
+    Returns:
+        ``(B, H, R, U)``, of the query heads of a key head the same.
+    """
+    shares = scores.softmax(dim=-1).nan_to_num().unflatten(1, (kv_heads, -1))
+    return shares.sum(dim=2, keepdim=True).expand_as(shares).flatten(1, 2)
 
 
 def products(query: Tensor, key: Tensor) -> Tensor:
