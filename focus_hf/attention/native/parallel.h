@@ -13,7 +13,7 @@
 // Work on each item, the last one first; every thread has a space of its own.
 template <class Space, class Work>
 void for_each(int64_t items, int64_t threads, Work work) {
-    threads = std::min(threads, items);
+    threads = std::max<int64_t>(1, std::min(threads, items));
 #ifdef _OPENMP
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
