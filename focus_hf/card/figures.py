@@ -115,10 +115,10 @@ def _axes(axis: Any) -> None:
 
 
 def _least(points: Points) -> list[str]:
-    """The opponents that lose least, over all lengths and settings."""
+    """The opponents that were measured most often, and of these that lose least, over all lengths and settings."""
     losses: dict[str, list[float]] = defaultdict(list)
     for modes in points.values():
         for mode, line in modes.items():
             if line and mode not in ("hard", *NOT_RIVALS):
                 losses[mode] += [loss for _, loss in line]
-    return sorted(losses, key=lambda mode: fmean(losses[mode]))
+    return sorted(losses, key=lambda mode: (-len(losses[mode]), fmean(losses[mode])))

@@ -26,10 +26,10 @@ OPPONENTS = {
     "clusters-estimate": "clusters and estimates of the rest (RetroInfer)",
     "streaming": "streaming heads (DuoAttention)",
     "oracle": "oracle, the keys of most dense weight",
-    "quest-gqa": "Quest, once for a key head",
-    "clusters-gqa": "clusters of 16 keys, once for a key head",
-    "clusters-estimate-gqa": "clusters and estimates, once for a key head",
-    "oracle-gqa": "oracle, once for a key head",
+    "quest-gqa": "Quest once for a key head",
+    "clusters-gqa": "clusters once for a key head",
+    "clusters-estimate-gqa": "clusters and estimates once for a key head",
+    "oracle-gqa": "oracle once for a key head",
 }
 
 
