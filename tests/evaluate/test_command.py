@@ -150,7 +150,8 @@ def test_eval_into_files_and_into_the_adapter(adapter, tiny, tmp_path):
         ([], "Nothing to measure: give --text, --dataset, --ruler, --code or --tasks"),
         (
             ["--text", "{text}", "--modes", "fast"],
-            "window, random, quest, blocks, slash, clusters, clusters-estimate, streaming, oracle, got 'fast'",
+            "window, random, quest, blocks, slash, clusters, clusters-estimate, streaming, oracle, quest-gqa, "
+            "clusters-gqa, clusters-estimate-gqa, oracle-gqa, got 'fast'",
         ),
         (["--text", "{text}", "--top-k", "5"], "top_k must be from 1 to num_groups (4), got 5"),
         (["--text", "{text}", "--seq-len", "100000"], "fewer than one window of 100000"),

@@ -191,7 +191,7 @@ def test_modes_are_what_they_say_and_leave_no_trace():
     set_routing(model, top_k=2)
     assert measured[Mode("hard", 2)] == perplexity(model, windows)
     assert len(set(measured.values())) == 5
-    with pytest.raises(ValueError, match="window, random, quest, .*, oracle, got 'fast'"):
+    with pytest.raises(ValueError, match="window, random, quest, .*, oracle-gqa, got 'fast'"):
         list_modes(["fast"], [1])
 
 
