@@ -195,10 +195,10 @@ def compiler(folder: Path, body: str) -> str:
 
 def passes_again(names: str, cache: Path, compiler: str) -> bool:
     """Whether tests of this file pass, none skipped, with another compiler's library."""
-    command = [sys.executable, "-m", "pytest", "-q", "-k", names, "-p", "no:cacheprovider", __file__]
+    command = [sys.executable, "-m", "pytest", "-q", "-rs", "-k", names, "-p", "no:cacheprovider", __file__]
     environment = {**os.environ, "XDG_CACHE_HOME": str(cache), "CXX": compiler}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
-    return done.returncode == 0 and "skipped" not in done.stdout
+    return done.returncode == 0 and "SKIPPED" not in done.stdout
 
 
 #: Of a compiler that does not know it.
@@ -231,6 +231,8 @@ def test_it_is_compiled_once(tmp_path):
 def test_without_openmp_threads_are_the_languages_own(tmp_path):
     own = compiler(tmp_path, f'{NO_OPENMP}exec c++ "$@"')
     assert passes_again("threads_change", tmp_path, own)
+    failing = compiler(tmp_path, "exit 1")
+    assert not passes_again("threads_change", tmp_path / "another", failing)  # it would tell
 
 
 @compiled

@@ -107,7 +107,7 @@ def _compile(compiler: list[str], target: Path) -> None:
         RuntimeError: the compiler does not.
     """
     said, beside = "", str(target.parent)
-    environment = {"ZIG_GLOBAL_CACHE_DIR": beside, "ZIG_LOCAL_CACHE_DIR": beside, **os.environ}  # 90 MB, once
+    environment = {"ZIG_GLOBAL_CACHE_DIR": beside, "ZIG_LOCAL_CACHE_DIR": beside, **os.environ}  # else Zig keeps 90 MB
     for extra in _EXTRAS:
         command = [*compiler, *_FLAGS, *extra, *(str(_HERE / name) for name in _SOURCES[:2]), "-o", str(target)]
         try:

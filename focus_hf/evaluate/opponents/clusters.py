@@ -16,20 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .selector import (
-    BLOCK,
-    Call,
-    Choice,
-    Cost,
-    Estimate,
-    Reader,
-    Selector,
-    added_up,
-    by_unit,
-    products,
-    read_best,
-    window,
-)
+from .selector import BLOCK, Call, Choice, Cost, Estimate, Reader, Selector, by_unit, products, read_best, window
 
 
 class Clusters(Selector):
@@ -55,9 +42,7 @@ class Clusters(Selector):
             members = F.one_hot(cluster, -(-known // self.size)).to(key.dtype)  # (B, H_kv, known, C)
             sizes = members.sum(dim=2)
             means = members.transpose(-1, -2) @ key / sizes.clamp(min=1)[..., None]
-            scores = products(query, means)
-            if self.together:
-                scores = added_up(scores * call.scale, key.shape[1])
+            scores = self.agreed(products(query, means) * call.scale, key.shape[1])
             # Keys that are in no cluster yet come first.
             of_keys = F.pad(cluster, (0, end - known), value=means.shape[2])
             pairs = read_best(by_unit(F.pad(scores, (0, 1), value=torch.inf), of_keys), first, call.keys)

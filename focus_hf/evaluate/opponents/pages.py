@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .selector import Call, Choice, Cost, Reader, Selector, added_up, by_unit, products, read_best
+from .selector import Call, Choice, Cost, Reader, Selector, by_unit, products, read_best
 
 
 class Pages(Selector):
@@ -33,8 +33,7 @@ class Pages(Selector):
             seen, page_of_key = -(-end // self.size), torch.arange(end, device=call.key.device) // self.size
             page, own = torch.arange(seen, device=page_of_key.device), page_of_key[first:, None]
             scores = self.scores(call.queries(first, end), tuple(vectors[:, :, :seen] for vectors in known))
-            if self.together:
-                scores = added_up((scores * call.scale).masked_fill(page >= own, -torch.inf), call.key.shape[1])
+            scores = self.agreed((scores * call.scale).masked_fill(page >= own, -torch.inf), call.key.shape[1])
             scores = scores.masked_fill(page == own, torch.inf)
             return Choice(read_best(by_unit(scores, page_of_key[None, None]), first, call.keys))
 

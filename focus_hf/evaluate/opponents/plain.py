@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .selector import Call, Choice, Cost, Reader, Selector, added_up, by_unit, causal, products, read_best, window
+from .selector import Call, Choice, Cost, Reader, Selector, by_unit, causal, products, read_best, window
 
 #: Multipliers of a hash (splitmix64), as signed 64-bit integers.
 _MIX = (-7046029254386353131, -4658895280553007687, -7723592293110705685)
@@ -50,10 +50,8 @@ class Oracle(Selector):
     def reader(self, call: Call) -> Reader:
         def read(first: int, end: int) -> Choice:
             scores = products(call.queries(first, end), call.key[:, :, :end]) * call.scale
-            if self.together:
-                later = ~causal(first, end, scores.device)
-                scores = added_up(scores.masked_fill(later, -torch.inf), call.key.shape[1])
-            return Choice(read_best(scores, first, call.keys))
+            scores = scores.masked_fill(~causal(first, end, scores.device), -torch.inf)
+            return Choice(read_best(self.agreed(scores, call.key.shape[1]), first, call.keys))
 
         return read
 

@@ -106,10 +106,20 @@ class Selector(ABC):
     together = False
 
     def choosing_together(self) -> Self:
-        """The same method, the query heads of a key head choosing together (`added_up`): mode ``"...-gqa"``."""
+        """The same method, the query heads of a key head choosing together (`agreed`): mode ``"...-gqa"``."""
         found = copy(self)
         found.together, found.name = True, f"{self.name}-gqa"
         return found
+
+    def agreed(self, scores: Tensor, kv_heads: int) -> Tensor:
+        """Scores ``(B, H, R, U)`` by which query heads choose: each its own, or, where those of a key head choose
+        together, their softmaxes over units added up (Native Sparse Attention, Yuan et al., arXiv 2502.11089, equation
+        10). Minus infinity are units that are not to be chosen among.
+        """
+        if not self.together:
+            return scores
+        shares = scores.softmax(dim=-1).nan_to_num().unflatten(1, (kv_heads, -1))
+        return shares.sum(dim=2, keepdim=True).expand_as(shares).flatten(1, 2)
 
     @abstractmethod
     def reader(self, call: Call) -> Reader:
@@ -213,21 +223,6 @@ def by_unit(unit_scores: Tensor, unit_of_key: Tensor) -> Tensor:
     of_heads = unit_of_key.repeat_interleave(heads // unit_of_key.shape[1], dim=1)[:, :, None]
     of_keys = ranks.gather(-1, of_heads.expand(batch, -1, queries, -1))
     return of_keys * end + torch.arange(end, dtype=torch.int32, device=order.device)
-
-
-def added_up(scores: Tensor, kv_heads: int) -> Tensor:
-    """Scores by which the query heads of a key head choose together: their softmaxes over units, added up (Native
-    Sparse Attention, Yuan et al., arXiv 2502.11089, equation 10).
-
-    Args:
-        scores: ``(B, H, R, U)``; minus infinity of units that are not to be chosen among.
-        kv_heads: ``H_kv``.
-
-    Returns:
-        ``(B, H, R, U)``, of the query heads of a key head the same.
-    """
-    shares = scores.softmax(dim=-1).nan_to_num().unflatten(1, (kv_heads, -1))
-    return shares.sum(dim=2, keepdim=True).expand_as(shares).flatten(1, 2)
 
 
 def products(query: Tensor, key: Tensor) -> Tensor:
