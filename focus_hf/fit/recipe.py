@@ -45,6 +45,9 @@ class FitRecipe(Recipe):
     dial_windows: list[int] = option(
         "Further windows of each length, on which the dial is measured. [default: a third as many]", list, at_least=1
     )
+    lookups: int = option(
+        "Of the windows to fit to, one in so many is of made-up names, told and said again; 0: none.", 8, at_least=0
+    )
     rows: int = option("Queries of a window that are looked at, spread over it.", 1024, at_least=1)
     steps: int = option("Steps in which a layer's queries learn which cells to read.", 500, at_least=1)
     pairs: float = option("Share of pairs that the adapter attends to until the dial is turned.", 0.25)
@@ -78,6 +81,11 @@ class FitRecipe(Recipe):
         """Of all windows: those to fit to, then those to measure the dial on."""
         counts = (*self.windows, *self.dial_windows)
         return [length for length, count in zip(2 * self.seq_len, counts, strict=True) for _ in range(count)]
+
+    @property
+    def lookup_windows(self) -> list[int]:
+        """Numbers of the windows of made-up lookups: one in the middle of every ``lookups`` that are fitted to."""
+        return list(range((self.lookups - 1) // 2, sum(self.windows), self.lookups)) if self.lookups else []
 
     def focus_config(self, **values: Any) -> FocusConfig:
         """The adapter's configuration: what the recipe says, and over it ``values``."""

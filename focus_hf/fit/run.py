@@ -36,7 +36,7 @@ from .estimate import Shapes, needs
 from .kept import DECIDE, LAYERS, check_scratch, fingerprint, prepare_folder, seconds_before
 from .layer import LayerFit, fit_layer, load_layer, save_layer
 from .recipe import FitRecipe
-from .windows import spread_windows
+from .windows import windows_of
 
 #: Shares of pairs at which the dial is told.
 SHARES = (0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5)
@@ -88,10 +88,11 @@ def fit(
     tokenizer = AutoTokenizer.from_pretrained(recipe.tokenizer or recipe.model, revision=tokenizer_commit)
     model = load_base(recipe.model, device_map=recipe.device_map, dtype=recipe.dtype, revision=commit)
     check_length(max(recipe.lengths), model.config)
-    windows = spread_windows(texts, tokenizer, recipe.lengths, recipe.seed)
+    windows = []
     embeddings: Any = model.get_input_embeddings()
-    for number, ids in enumerate(windows):
-        check_vocabulary(ids, embeddings.weight.shape[0], texts[number % len(texts)].name)
+    for text, ids in windows_of(recipe, texts, tokenizer):
+        check_vocabulary(ids, embeddings.weight.shape[0], text.name)
+        windows.append(ids)
     rate = _rate(model, windows[0])
 
     config = recipe.focus_config(revision=commit, tokenizer_revision=tokenizer_commit, pairs=recipe.pairs)
@@ -216,6 +217,7 @@ def _facts(recipe: FitRecipe, texts: Sequence[Texts], seconds: float) -> dict[st
         "data revision": hash_of(recipe.train_file) if recipe.train_file else texts[0].revision,
         "method": "fitted to the base model's attention, head by head",
         "windows": told(recipe.windows),
+        "windows of made-up lookups": len(recipe.lookup_windows),
         "windows for the dial": told(recipe.dial_windows),
         "seed": recipe.seed,
         "seconds": round(seconds),

@@ -9,9 +9,32 @@ import torch
 from torch import Tensor
 
 from ..texts import Texts, tokenize
+from .lookups import lookups
+from .recipe import FitRecipe
 
 #: Enough for most text; what yields fewer tokens is read whole.
 _CHARACTERS_PER_TOKEN = 8
+
+
+def windows_of(recipe: FitRecipe, texts: Sequence[Texts], tokenizer: Any) -> list[tuple[Texts, Tensor]]:
+    """The windows of a fit, in the order of ``recipe.lengths``: of these texts, and of made-up lookups.
+
+    Returns:
+        of each which text it is of, and its tokens, int64 ``(T,)``.
+
+    Raises:
+        ValueError: a text is too short for its windows.
+    """
+    lengths = recipe.lengths
+    made_up = set(recipe.lookup_windows)
+    found: dict[int, tuple[Texts, Tensor]] = {}
+    for mine, sources in (
+        (sorted(made_up), [lookups(texts, sum(lengths[number] for number in made_up), recipe.seed)]),
+        ([number for number in range(len(lengths)) if number not in made_up], texts),
+    ):
+        windows = spread_windows(sources, tokenizer, [lengths[number] for number in mine], recipe.seed)
+        found |= {n: (sources[i % len(sources)], ids) for i, (n, ids) in enumerate(zip(mine, windows, strict=True))}
+    return [found[number] for number in range(len(lengths))]
 
 
 def spread_windows(texts: Sequence[Texts], tokenizer: Any, lengths: Sequence[int], seed: int) -> list[Tensor]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import runpy
 import socket
 import subprocess
@@ -309,13 +308,3 @@ def test_every_example_is_in_the_list():
             if file.suffix == ".py":
                 text, name = file.read_text(encoding="utf-8"), file.relative_to(EXAMPLES).as_posix()
                 assert text.startswith('"""') and f"examples/{name}" in text, "says how it is run"
-
-
-def test_lookups_are_told_and_said_again(run, tmp_path):
-    (tmp_path / "text.txt").write_text("short\nA line of ordinary text that stands between others.\n")
-    lines = run("lookups.py", "--lines", 600, "--between", tmp_path / "text.txt").splitlines()
-    assert len(lines) == 600 and "short" not in lines
-    told = [line for line in lines if not line.startswith("A line of ordinary")]
-    assert 350 < len(told) < 480 and len({tuple(re.findall(r"\w+", line)[-2:]) for line in told}) < 0.75 * len(told)
-    assert lines == run("lookups.py", "--lines", 600, "--between", tmp_path / "text.txt").splitlines()
-    assert all("ordinary" not in line for line in run("lookups.py", "--lines", 50).splitlines())

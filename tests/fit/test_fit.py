@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from dataclasses import replace
 
@@ -24,7 +25,8 @@ from focus_hf.fit.dial import afterwards, dial, per_cent
 from focus_hf.fit.estimate import duration
 from focus_hf.fit.importance import LayerWindow
 from focus_hf.fit.layer import fit_layer
-from focus_hf.fit.windows import spread_windows
+from focus_hf.fit.lookups import lookups
+from focus_hf.fit.windows import spread_windows, windows_of
 from focus_hf.records import TokenSample, check_adapter, load_results, save_results
 from focus_hf.records.sample import same_groups
 from focus_hf.texts import Texts
@@ -269,6 +271,43 @@ def test_windows_come_from_all_texts_alike_and_do_not_overlap():
     assert [int(window[0]) // 1000 for window in windows] == [1, 2, 1, 2, 1, 2, 1]
     every = torch.cat(windows)
     assert len(every.unique()) == len(every)
+
+
+def test_one_window_in_eight_is_of_made_up_lookups(tiny):
+    """... of those to fit to, whatever their length; the dial is measured on text."""
+    two = {"seq_len": [128, 256], "dial_windows": [2, 1]}
+    tokenizer = AutoTokenizer.from_pretrained(tiny / "base")
+    for windows, every, expected in (
+        ([18, 2], 8, [3, 11, 19]),
+        ([18, 2], 10, [4, 14]),
+        ([2, 1], 1, [0, 1, 2]),
+        ([3, 1], 8, [3]),
+        ([2, 1], 8, []),
+        ([18, 2], 0, []),
+    ):
+        asked = recipe(tiny, "o", **two, windows=windows, lookups=every)
+        texts = [source.load() for source in asked.sources()]
+        found = windows_of(asked, texts, tokenizer)
+        assert [len(ids) for _, ids in found] == asked.lengths
+        assert [n for n, (text, _) in enumerate(found) if text is not texts[0]] == expected == asked.lookup_windows
+    with pytest.raises(ValueError, match="lookups"):
+        recipe(tiny, "o", lookups=-1)
+
+
+def test_lookups_are_told_and_said_again():
+    line = "A line of ordinary text that stands between others."
+    (text,) = lookups([Texts([f"short\n{line}\n", 200 * "x"], "text")], 600, seed=0).documents
+    lines = text.split("\n")
+    assert len(lines) == 600 and {line, 160 * "x"} < set(lines) and "short" not in lines
+    told = [
+        tuple(re.findall(r"\w+", told.replace(" is ", " "))[-2:]) for told in lines if told not in (line, 160 * "x")
+    ]
+    assert 350 < len(told) < 480 and len(set(told)) < 0.75 * len(told)
+    value_of = {}
+    assert all(value_of.setdefault(name, value) == value for name, value in told), "a name has one value"
+    assert {value for _, value in told} & value_of.keys(), "and may be one itself"
+    assert lookups([], 50, seed=1) != lookups([], 50, seed=2)
+    assert lookups([], 50, seed=1) == lookups([], 50, seed=1)
 
 
 def test_the_words_at_the_end(fitted):
