@@ -63,6 +63,9 @@ def test_the_recipe_can_be_run_again(adapter):
     assert recipe.model == BASES[adapter.name] and all((ROOT / file).is_file() for file in recipe.train_file)
     for name in ("num_groups", "group_dim", "local_window", "num_bands", "sink_tokens", "pairs"):
         assert getattr(recipe, name) == getattr(config, name)
+    results = load_results(adapter)
+    assert results is not None
+    assert recipe.lookups == results.training.get("recipe", {}).get("lookups", 0)
 
 
 def test_every_figure_stands_beside_dense_attention_and_a_window(adapter):

@@ -47,6 +47,7 @@ def _lines(count: int, between: Sequence[str], draw: random.Random) -> Iterator[
         return "".join(draw.choices(draw.choice(LETTERS), k=draw.randint(3, 9)))
 
     known: list[tuple[str, str]] = []
+    names: set[str] = set()
     form = draw.choice(FORMS)
     for _ in range(count):
         if draw.random() < 1 / CHANGES:
@@ -58,7 +59,10 @@ def _lines(count: int, between: Sequence[str], draw: random.Random) -> Iterator[
             value = str(draw.randint(10, 99999)) if draw.random() < 0.5 else name()
             if known and draw.random() < PASSED_ON:
                 value = draw.choice(known)[0]
-            known.append((name(), value))
-            yield form.format(*known[-1])
+            while (new := name()) in names:
+                pass
+            names.add(new)
+            known.append((new, value))
+            yield form.format(new, value)
         else:
             yield form.format(*draw.choice(known[-KNOWN:]))

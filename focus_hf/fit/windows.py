@@ -25,15 +25,15 @@ def windows_of(recipe: FitRecipe, texts: Sequence[Texts], tokenizer: Any) -> lis
     Raises:
         ValueError: a text is too short for its windows.
     """
-    lengths = recipe.lengths
-    made_up = set(recipe.lookup_windows)
-    found: dict[int, tuple[Texts, Tensor]] = {}
-    for mine, sources in (
-        (sorted(made_up), [lookups(texts, sum(lengths[number] for number in made_up), recipe.seed)]),
-        ([number for number in range(len(lengths)) if number not in made_up], texts),
-    ):
-        windows = spread_windows(sources, tokenizer, [lengths[number] for number in mine], recipe.seed)
-        found |= {n: (sources[i % len(sources)], ids) for i, (n, ids) in enumerate(zip(mine, windows, strict=True))}
+    lengths, made_up = recipe.lengths, recipe.lookup_windows
+
+    def spread(numbers: Sequence[int], sources: Sequence[Texts]) -> dict[int, tuple[Texts, Tensor]]:
+        windows = spread_windows(sources, tokenizer, [lengths[number] for number in numbers], recipe.seed)
+        return {n: (sources[i % len(sources)], ids) for i, (n, ids) in enumerate(zip(numbers, windows, strict=True))}
+
+    enough = sum(lengths[number] for number in made_up)  # a line has at least a token
+    found = spread(made_up, [lookups(texts, enough, recipe.seed)])
+    found |= spread([number for number in range(len(lengths)) if number not in made_up], texts)
     return [found[number] for number in range(len(lengths))]
 
 

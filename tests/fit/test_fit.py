@@ -296,13 +296,12 @@ def test_one_window_in_eight_is_of_made_up_lookups(tiny):
 
 def test_lookups_are_told_and_said_again():
     line = "A line of ordinary text that stands between others."
-    (text,) = lookups([Texts([f"short\n{line}\n", 200 * "x"], "text")], 600, seed=0).documents
+    (text,) = lookups([Texts([f"short\n{line}\n", 200 * "x"], "text")], 20_000, seed=0).documents
     lines = text.split("\n")
-    assert len(lines) == 600 and {line, 160 * "x"} < set(lines) and "short" not in lines
-    told = [
-        tuple(re.findall(r"\w+", told.replace(" is ", " "))[-2:]) for told in lines if told not in (line, 160 * "x")
-    ]
-    assert 350 < len(told) < 480 and len(set(told)) < 0.75 * len(told)
+    assert len(lines) == 20_000 and {line, 160 * "x"} < set(lines) and "short" not in lines
+    made_up = [each.replace(" is ", " ") for each in lines if each not in (line, 160 * "x")]
+    told = [tuple(re.findall(r"\w+", each)[-2:]) for each in made_up]
+    assert 13_500 < len(told) < 14_500 and 6_000 < len(set(told)) < 6_600
     value_of = {}
     assert all(value_of.setdefault(name, value) == value for name, value in told), "a name has one value"
     assert {value for _, value in told} & value_of.keys(), "and may be one itself"
