@@ -156,6 +156,7 @@ class FocusSettings:
     straight_through: bool = _setting(False, _FLAG, "Hard memberships forward, soft gradients.")
     routing: str = _setting("shared", _one_of(ROUTINGS), f"Who has groups of its own: {', '.join(ROUTINGS)}.")
     num_bands: int = _setting(6, _integer(1, 24), "Bands of distance, with routing by cells.")
+    each_query_head: bool = _setting(False, _FLAG, "Query heads choose cells each for itself, with routing by cells.")
     threshold: float = _setting(-7.0, _number(-1e6, 1e6), "Queries read cells above it, with routing by cells.")
     pairs: float | None = _setting(None, _number(0, 1).or_none(), "Share of pairs, in the place of a threshold.")
     pairs_curves: dict[str, list[list[float]]] | None = _setting(
@@ -178,6 +179,11 @@ class FocusSettings:
     def by_cells(self) -> bool:
         """Whether each key/value head routes by itself."""
         return self.routing == "cells"
+
+    @property
+    def choosers(self) -> int:
+        """With cells: who chooses what is read, the query heads of a key/value head together or each for itself."""
+        return int((self.query_heads if self.each_query_head else self.key_value_heads) or 0)
 
     @property
     def is_dense(self) -> bool:
@@ -203,16 +209,16 @@ class FocusSettings:
                 "focus_centroids": (groups, dim),
                 "focus_balance": (groups,),
             }
-        heads, size = int(self.key_value_heads or 0), int(self.head_dim or 0)
-        width = int(self.query_heads or 0) // max(heads, 1) * size
+        heads, size, choosers = int(self.key_value_heads or 0), int(self.head_dim or 0), self.choosers
+        width = int(self.query_heads or 0) // max(choosers, 1) * size
         return {
             "focus_key_proj": (heads, dim, size),
             "focus_centroids": (heads, groups, dim),
             "focus_balance": (heads, groups),
-            "focus_query_proj": (heads, dim, width),
-            "focus_band_proj": (heads, self.num_bands + 1, width),
-            "focus_cell_bias": (heads, groups * self.num_bands + 1),
-            "focus_offset": (heads,),
+            "focus_query_proj": (choosers, dim, width),
+            "focus_band_proj": (choosers, self.num_bands + 1, width),
+            "focus_cell_bias": (choosers, groups * self.num_bands + 1),
+            "focus_offset": (choosers,),
         }
 
     def validate(self, where: str = "FocusConfig") -> None:

@@ -93,7 +93,10 @@ def focus_config(**changes: Any) -> FocusConfig:
 #: With ``routing="cells"``: a random router reads some cells and leaves others under this threshold.
 CELLS: dict[str, Any] = {"routing": "cells", "num_bands": 3, "group_dim": 4, "threshold": -5.5}
 
-ROUTINGS: dict[str, dict[str, Any]] = {"shared": {}, "cells": CELLS}
+#: The same, every query head choosing for itself.
+EACH: dict[str, Any] = {**CELLS, "each_query_head": True}
+
+ROUTINGS: dict[str, dict[str, Any]] = {"shared": {}, "cells": CELLS, "each": EACH}
 
 
 def focus_model(family: str, seed: int = 1, **changes: Any) -> Any:

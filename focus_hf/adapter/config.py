@@ -75,6 +75,8 @@ class FocusConfig(PeftConfig, FocusSettings):
             key/value head groups its keys by content, and a query reads groups at distances. Such adapters are fitted
             (`focus-hf fit`), not trained by gradient.
         num_bands (`int`): With cells: bands of distance beyond the window, which double; the last one is open.
+        each_query_head (`bool`): With cells: every query head chooses what it reads for itself. Otherwise those of a
+            key/value head choose together, so that as many keys are loaded as pairs are computed.
         threshold (`float`): With cells: the dial. A query reads the cells whose share of its attention, for each
             position of their band, has a logarithm above it; lower reads more.
         pairs (`float`, *optional*): With cells: the share of pairs to attend to, in the place of a threshold; changed

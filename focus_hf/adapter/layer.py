@@ -209,21 +209,23 @@ class FocusLayer(nn.Module, BaseTunerLayer):
         """What makes the angles of the model's rotary positions, if anything."""
         return self._outside[1]
 
-    def cell_router(self, adapter_name: str, heads: slice = slice(None)) -> CellRouter:
-        """The tensors of an adapter with ``routing="cells"`` for some key/value heads, put together once.
+    def cell_router(self, adapter_name: str, heads: tuple[int, int] | None = None) -> CellRouter:
+        """The tensors of an adapter with ``routing="cells"``, put together once; they stay the layer's own.
 
-        They stay the layer's own.
+        Args:
+            adapter_name: whose.
+            heads: the first key/value head and how many; all by default.
         """
         kinds: dict[str, Any] = self._modules  # without torch's search among names, in every call
         tensors = [kinds[kind]._parameters[adapter_name] for kind in OF_CELLS.values()]
         if torch.compiler.is_compiling():
-            return CellRouter(*(tensor.detach()[heads] for tensor in tensors))
-        state = adapter_name, heads.start, heads.stop, state_of(tensors)
+            return _cell_router(tensors, heads)
+        state = adapter_name, heads, state_of(tensors)
         kept = self._cells
         if kept is None or kept[0] != state:
             self.check_finite(adapter_name)
             with torch.inference_mode(False):
-                kept = self._cells = state, CellRouter(*(tensor.detach()[heads] for tensor in tensors))
+                kept = self._cells = state, _cell_router(tensors, heads)
         return kept[1]
 
     def made_by(self, adapter_name: str) -> object:
@@ -253,6 +255,11 @@ class FocusLayer(nn.Module, BaseTunerLayer):
         return ", ".join(
             f"{name}: K={c.num_groups}, top_k={c.top_k}, window={c.local_window}" for name, c in self.configs.items()
         )
+
+
+def _cell_router(tensors: list[Tensor], heads: tuple[int, int] | None) -> CellRouter:
+    router = CellRouter(*(tensor.detach() for tensor in tensors))
+    return router if heads is None else router.of_heads(*heads)
 
 
 def focus_layers(model: nn.Module) -> list[FocusLayer]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers.masking_utils import causal_mask_function, flash_attention_mask, sdpa_mask
 
-from ..attention import PADDING, Pattern, Problem, Scores, WhoAttends
+from ..attention import PADDING, Pattern, Problem, Scores, WhoAttends, of_all_heads
 from ..attention.definition import EVERY
 
 
@@ -63,7 +63,7 @@ class Asked:
         """
         scores, kv_heads = self.scores.plus(added_to_scores(self.mask)), self.key.shape[1]
         positions, documents, extra_mask = self._read_mask()
-        groups, reads = groups.expand(-1, kv_heads, -1), reads.expand(-1, kv_heads, -1, -1, -1)
+        groups, reads = of_all_heads(groups, reads, kv_heads)
         pattern = pattern if pattern.num_bands == reads.shape[-1] else replace(pattern, num_bands=reads.shape[-1])
         who = WhoAttends(pattern, positions, groups, reads, documents, extra_mask, self.first_position, memberships)
         return Problem(self.query, self.key, self.value, who, scores)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..attention import Pattern, Problem, WhoAttends, by_memberships, count_pairs
+from ..attention import Pattern, Problem, WhoAttends, by_memberships, count_pairs, read_by_any
 from ..routing.cells import key_scores
 from .call import Call
 from .config import FocusConfig
@@ -121,8 +121,9 @@ def tell_routing(call: Call, key: Tensor, routed: Routed) -> None:
     scores = key_scores(plain_keys(call, key, key.shape[2]), own_heads(call, key.shape[1]))
     members = torch.nn.functional.one_hot(groups.long(), config.num_groups).bool()
     assert router.observer is not None
+    of_key_heads = read_by_any(reads, key.shape[1])
     for head in range(key.shape[1]):
-        view = HeadView(f"{router.name}.{head}", router.layer_idx, head, config, reads[:, head])
+        view = HeadView(f"{router.name}.{head}", router.layer_idx, head, config, of_key_heads[:, head])
         router.observer(view, scores[:, head], members[:, head])
 
 
@@ -153,11 +154,14 @@ class PairCount:
     """Pairs of the routed layers, added up over layers.
 
     Args:
-        attended: of each layer the mean over its key/value heads.
+        attended: of each layer the mean over its heads.
+        loaded: the same if every query head read what any head of its key/value head reads: keys come from memory once
+            for all of them.
         possible: all pairs of dense attention.
     """
 
     attended: float = 0.0
+    loaded: float = 0.0
     possible: int = 0
 
     @property
@@ -167,16 +171,27 @@ class PairCount:
         Raises:
             ValueError: nothing was counted.
         """
+        return self._of_possible(self.attended)
+
+    @property
+    def loaded_share(self) -> float:
+        """Share of the keys that have to be loaded; as `share`."""
+        return self._of_possible(self.loaded)
+
+    def _of_possible(self, pairs: float) -> float:
         if not self.possible:
             raise ValueError("No layer was routed: the Focus adapter is not active.")
-        return self.attended / self.possible
+        return pairs / self.possible
 
     def add(self, who: WhoAttends) -> None:
         """Count a layer's call."""
         if who.memberships is not None and who.key_groups.shape[1] > 1:  # all heads alike
             who = replace(who, key_groups=who.key_groups[:, :1], reads=who.reads[:, :1])
         attended, possible = count_pairs(who)
+        together = read_by_any(who.reads, who.key_groups.shape[1])
+        loaded = attended if together is who.reads else count_pairs(replace(who, reads=together))[0]
         self.attended += float(attended.double().mean())
+        self.loaded += float(loaded.double().mean())
         self.possible += possible
 
 

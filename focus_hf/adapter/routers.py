@@ -19,7 +19,7 @@ from .masks import Asked
 from .remembered import Waiting, same_keys
 from .rotation import angles, turned_back
 
-#: Groups of keys, integers ``(B, 1 or H_kv, S)``; what queries read, bool ``(B, 1 or H_kv, Q, K, bands)``; and, where
+#: Groups of keys, integers ``(B, 1 or H_kv, S)``; what queries read, bool ``(B, 1 or H_c, Q, K, bands)``; and, where
 #: a routing is shared, in which groups tokens are, bool ``(B, S, K)``.
 Routed = tuple[Tensor, Tensor, Tensor | None]
 
@@ -178,8 +178,7 @@ def own_heads(call: Call, kv_heads: int) -> CellRouter:
             'model with transformers\' DistributedConfig(tp_plan="auto") over a number of processes that divides '
             f"{total}."
         )
-    first = parts.get_local_rank() * kv_heads
-    return call.router.cell_router(call.adapter, slice(first, first + kv_heads))
+    return call.router.cell_router(call.adapter, (parts.get_local_rank() * kv_heads, kv_heads))
 
 
 def plain_keys(

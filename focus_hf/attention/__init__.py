@@ -1,6 +1,6 @@
 """Focus attention: its definition, exact paths to compute it, soft gates for training. It knows tensors, no models."""
 
-from .definition import PADDING, Pattern, WhoAttends, attended_pairs, by_memberships
+from .definition import PADDING, Pattern, WhoAttends, attended_pairs, by_memberships, of_all_heads, read_by_any
 from .kernels import KERNELS, Kernel, find_kernel, kernel_named
 from .masked import masked_attention, masked_focus_attention
 from .on_device import cell_reads, decode_in_place, key_groups, reads_in_place
@@ -33,5 +33,7 @@ __all__ = [
     "key_groups",
     "masked_attention",
     "masked_focus_attention",
+    "of_all_heads",
+    "read_by_any",
     "reads_in_place",
 ]

@@ -52,7 +52,8 @@ class WhoAttends:
         pattern: window, sinks, dense start, bands.
         positions: ``(B, S)`` integers, a token's rank in its document, ``PADDING`` for padding anywhere.
         key_groups: ``(B, H_kv, S)`` integers from 0 to ``K - 1`` (uint8 where they fit).
-        reads: bool ``(B, H_kv, Q, K, bands)``: a query attends to the keys of a group at a distance.
+        reads: bool ``(B, H_c, Q, K, bands)``: a query attends to the keys of a group at a distance. ``H_c``, who
+            chooses (`focus_hf.routing.cells`), is ``H_kv`` or a multiple of it that divides ``H``.
         documents: ``(B, S)`` integers that never fall along a sequence, which of several documents packed into it;
             ``None`` for one each.
         extra_mask: bool ``(B, 1 or H, Q, S)``, pairs that the model itself allows, for anything beyond causality,
@@ -94,7 +95,7 @@ def attended_pairs(who: WhoAttends, rows: slice = EVERY, columns: slice = EVERY)
         columns: which of the ``S`` keys.
 
     Returns:
-        bool ``(B, H_kv, R, C)``, or ``(B, H, R, C)`` under an extra mask that has ``H``; of stride 0 where one head
+        bool ``(B, H_c, R, C)``, or ``(B, H, R, C)`` under an extra mask that has ``H``; of stride 0 where one head
         stands for all. Rows of padding are ``False`` throughout.
     """
     pairs = near_pairs(who, rows, columns)[:, None] | read_pairs(who, rows, columns)
@@ -138,12 +139,14 @@ def near_pairs(who: WhoAttends, rows: slice = EVERY, columns: slice = EVERY) -> 
 
 
 def read_pairs(who: WhoAttends, rows: slice = EVERY, columns: slice = EVERY) -> Tensor:
-    """Pairs of a query and a key whose group it reads at their distance: bool ``(B, 1 or H_kv, R, C)``."""
+    """Pairs of a query and a key whose group it reads at their distance: bool ``(B, 1 or H_c, R, C)``."""
     reads, cell = one_head(who.reads)[:, :, rows], one_head(who.key_groups)[:, :, None, columns]
     if who.pattern.num_bands > 1:
         distance = _query_positions(who, rows) - who.positions[:, None, columns]
         cell = torch.add(bands_of(distance, who.pattern)[:, None], cell, alpha=who.pattern.num_bands)
     heads = max(reads.shape[1], cell.shape[1])
+    if 1 < cell.shape[1] < heads:
+        cell = cell.repeat_interleave(heads // cell.shape[1], dim=1)
     cell = cell.long().expand(-1, heads, reads.shape[2], -1)
     return reads.flatten(-2).expand(-1, heads, -1, -1).gather(-1, cell)
 
@@ -151,6 +154,16 @@ def read_pairs(who: WhoAttends, rows: slice = EVERY, columns: slice = EVERY) -> 
 def one_head(tensor: Tensor) -> Tensor:
     """One head of ``(B, heads, ...)`` where it stands for all of them (stride 0), else the tensor."""
     return tensor[:, :1] if tensor.stride(1) == 0 else tensor
+
+
+def of_all_heads(groups: Tensor, reads: Tensor, kv_heads: int) -> tuple[Tensor, Tensor]:
+    """Groups ``(B, 1 or H_kv, S)`` and reads ``(B, 1 or H_c, Q, K, bands)`` with one head standing for all."""
+    return groups.expand(-1, kv_heads, -1), reads.expand(-1, max(kv_heads, reads.shape[1]), -1, -1, -1)
+
+
+def read_by_any(reads: Tensor, kv_heads: int) -> Tensor:
+    """What is read by any chooser of a key/value head: bool ``(B, H_kv, Q, K, bands)``; its keys are loaded once."""
+    return reads if reads.shape[1] == kv_heads else reads.unflatten(1, (kv_heads, -1)).any(dim=2)
 
 
 def bands_of(distance: Tensor, pattern: Pattern) -> Tensor:

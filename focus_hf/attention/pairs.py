@@ -12,16 +12,16 @@ from .definition import WhoAttends, attended_pairs, dense_pairs, one_head
 
 
 def count_pairs(who: WhoAttends, chunk: int = 1024) -> tuple[Tensor, int]:
-    """Pairs that each key/value head attends to, and pairs possible (`dense_pairs`), of all sequences together.
+    """Pairs that each chooser attends to (`focus_hf.routing.cells`) and pairs possible (`dense_pairs`), of all rows.
 
     Their ratio is the most that sparsity can save.
 
     Args:
         who: the tokens.
-        chunk: queries looked at together; bounds memory at ``B * H_kv * chunk * S`` bytes.
+        chunk: queries looked at together; bounds memory at ``B * H_c * chunk * S`` bytes.
 
     Returns:
-        int64 ``(H_kv,)``, and how many are possible for each.
+        int64 ``(H_c,)``, and how many are possible for each.
     """
     is_plain = who.documents is None and who.extra_mask is None and who.key_groups.dtype == torch.uint8
     if is_plain and who.first_position is not None:
@@ -49,7 +49,7 @@ def _count_by_cells(who: WhoAttends, first: int, chunk: int) -> tuple[Tensor, in
     attended = near.sum().cpu() * batch + torch.zeros(heads, dtype=torch.int64)
     for row in range(batch):
         for head in range(heads):
-            own, of_keys = reads[row, min(head, reads.shape[1] - 1)], groups[row, min(head, groups.shape[1] - 1)]
+            own, of_keys = (x[row, head * x.shape[1] // heads] for x in (reads, groups))
             # Of each group, its keys before each token, sinks left out.
             before = torch.zeros(length + 1, num_groups, dtype=torch.int32, device=reads.device)
             before[sinks + 1 :] = one_hot(of_keys.long(), num_groups)[sinks:].cumsum(dim=0)

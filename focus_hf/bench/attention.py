@@ -22,6 +22,7 @@ from ..attention import (
     find_kernel,
     focus_attention,
     kernel_named,
+    of_all_heads,
 )
 from ..attention.kernels import Kernel
 from ..attention.paths import choose_path
@@ -137,8 +138,7 @@ def who_attends(setting: Setting, memberships: Tensor, num_queries: int) -> WhoA
     reads = meeting[numbers[:, numbers.shape[1] - num_queries :]][:, None, ..., None]
     groups = numbers.to(torch.uint8 if meeting.shape[0] <= 256 else torch.int16)[:, None]
     positions = torch.arange(numbers.shape[1], device=numbers.device)[None]
-    every = setting.kv_heads
-    groups, reads = groups.expand(-1, every, -1), reads.expand(-1, every, -1, -1, -1)
+    groups, reads = of_all_heads(groups, reads, setting.kv_heads)
     pattern = Pattern(setting.local_window, setting.sink_tokens)
     return WhoAttends(pattern, positions, groups, reads, first_position=0, memberships=memberships)
 

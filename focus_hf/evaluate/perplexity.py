@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..adapter import observe_pairs
+from ..adapter import PairCount, observe_pairs
 from ..texts import cut
 from .modes import device_of, in_evaluation
 
@@ -191,7 +191,12 @@ def attended_share(model: nn.Module, windows: Tensor, batch_size: int = 4) -> fl
     Raises:
         ValueError: no Focus adapter is active.
     """
+    return count_in(model, windows, batch_size).share
+
+
+def count_in(model: nn.Module, windows: Tensor, batch_size: int = 4) -> PairCount:
+    """What the routed layers attend to in the current mode in windows ``(N, T)``, see `observe_pairs`."""
     with in_evaluation(model), observe_pairs(model) as pairs:
         for batch in windows.split(batch_size):
             model(input_ids=batch.to(device_of(model)), use_cache=False)
-    return pairs.share
+    return pairs

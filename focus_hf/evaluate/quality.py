@@ -10,7 +10,15 @@ from torch import Tensor, nn
 from ..adapter import focus_layers
 from .modes import OPPONENTS, Mode, Row, at_share, attending, list_modes
 from .opponents import Cost, Counted, less_scoring, selector_named
-from .perplexity import Divergence, SlidingWindows, attended_share, paired_excess, position_curve, token_losses
+from .perplexity import (
+    Divergence,
+    SlidingWindows,
+    attended_share,
+    count_in,
+    paired_excess,
+    position_curve,
+    token_losses,
+)
 
 #: Windows on which pairs are counted: they hardly vary, and counting costs more than running the model.
 _COUNTED = 4
@@ -131,8 +139,10 @@ def shares_read(model: nn.Module, mode: Mode, counted: Counted | None, windows: 
     """
     if counted is not None:
         return counted.share, counted.loaded_share
-    share = 1.0 if mode.name in ("dense", "soft") else attended_share(model, windows[:_COUNTED])
-    return share, share  # all query heads of a key head read the same
+    if mode.name in ("dense", "soft"):
+        return 1.0, 1.0
+    pairs = count_in(model, windows[:_COUNTED])
+    return pairs.share, pairs.loaded_share
 
 
 def focus_share(model: nn.Module, mode: Mode, windows: Tensor) -> float:
@@ -166,11 +176,13 @@ def scoring_of(model: nn.Module, mode: Mode, length: int) -> Cost | None:
     if mode.name != "hard" or not config.by_cells:
         return None
     # Each number of the adapter is one product of a token, and the group of each key one number that is read.
+    # Keys and queries are multiplied by the centroids.
     heads, queries, size = config.key_value_heads, config.query_heads, config.head_dim
     assert heads and queries and size  # checked where the configuration met the model
     numbers = sum(tensor.numel() for tensor in layers[0].tensors_of(layers[0].active_adapters[0]))
+    again = config.choosers * config.num_groups * config.group_dim
     return Cost(
-        products=numbers / (queries * 2 * size) / ((length + 1) / 2),
+        products=(numbers + again) / (queries * 2 * size) / ((length + 1) / 2),
         bytes=(numbers / heads + length) / (2 * size * length),
     )
 

@@ -98,7 +98,7 @@ def joined(curves: Iterable[HeadCurves]) -> HeadCurves:
 @torch.no_grad()
 def measure(windows: Iterable[LayerWindow], router: CellRouter, pattern: Pattern) -> HeadCurves:
     """What a layer's heads read and lose under every threshold, whatever their offsets, in windows of that layer."""
-    heads, num_groups = router.centroids.shape[:2]
+    heads, num_groups = router.offset.shape[0], router.centroids.shape[1]
     loss = torch.zeros(heads, OCTAVES, len(THRESHOLDS), dtype=torch.float64)
     pairs = torch.zeros_like(loss)
     window_loss = loss.new_zeros(heads, OCTAVES, pattern.num_bands)
@@ -109,11 +109,11 @@ def measure(windows: Iterable[LayerWindow], router: CellRouter, pattern: Pattern
         octaves = octave(window.positions)
         queries.index_add_(0, octaves, torch.ones_like(window.positions, dtype=torch.float64))
         possible.index_add_(0, octaves, (window.positions + 1).double())
-        groups = key_groups(window.plain_keys[None], router)[0]
+        groups = key_groups(window.plain_keys[None], router)[0].repeat_interleave(router.choosers_of_key_head, dim=0)
         shares = cell_log_shares(window.queries[None], router)[0, ..., :-1].unflatten(-1, (-1, pattern.num_bands))
         sizes = positions_in_bands(window.positions[None], pattern.local_window, pattern.num_bands)[0]
         scores = (shares - sizes.clamp(min=1).float().log()[None, :, None]).flatten(-2)
-        for head, seen in enumerate(window.heads()):
+        for head, seen in enumerate(window.seen_by(heads)):
             done = 0
             for rows in map(DenseRows.of, seen.parts()):
                 these = slice(done, done := done + len(rows.positions))

@@ -115,12 +115,13 @@ def needs(shapes: Shapes, recipe: FitRecipe, bytes_per_number: int) -> Needs:
     capturing = passes * (3 if recipe.gradient_checkpointing else 2) * forward
     # Fitting: scores of the queries that were kept, and steps of training.
     kept_scores = shapes.heads * sum(min(length, recipe.rows) * length / 2 for length in lengths)
-    training = shapes.kv_heads * recipe.steps * _BATCH * cells
+    choosers = shapes.heads if recipe.each_query_head else shapes.kv_heads
+    training = choosers * recipe.steps * _BATCH * cells
     return Needs(
         at_once=at_once,
         scratch=at_once * each,
         passes=passes,
         memory=int(shapes.parameters * bytes_per_number + activations + logits),
-        layer=2 * each + 2 * 4 * shapes.kv_heads * queries * cells,
+        layer=2 * each + 3 * 4 * (choosers // shapes.kv_heads) * queries * cells,
         operations=capturing + shapes.layers * (_PER_SCORE * kept_scores + _PER_CELL * training),
     )

@@ -55,12 +55,14 @@ class LayerWindow:
     softcap: float | None = None
     sink_logits: Tensor | None = None
 
-    def heads(self) -> Iterator[LayerWindow]:
-        """What each KV head sees."""
+    def seen_by(self, choosers: int) -> Iterator[LayerWindow]:
+        """What each of so many choosers sees (`focus_hf.routing.cells`): a KV head, and query heads of it."""
+        of_keys = ("keys", "plain_keys", "values")
         names = [name for name, value in vars(self).items() if isinstance(value, Tensor) and name != "positions"]
-        parts = (getattr(self, name).chunk(len(self.keys)) for name in names)
-        for tensors in zip(*parts, strict=True):
-            yield replace(self, **dict(zip(names, tensors, strict=True)))
+        counts = {name: len(self.keys) if name in of_keys else choosers for name in names}
+        for number in range(choosers):
+            parts = {name: getattr(self, name).chunk(n)[number * n // choosers] for name, n in counts.items()}
+            yield replace(self, **parts)
 
     def parts(self) -> Iterator[LayerWindow]:
         """Some queries at a time, with the keys before them."""

@@ -21,7 +21,7 @@ LAYERS = "fit"
 #: Fields of a recipe that decide what layers are fitted to; others may change when they are used again.
 DECIDE = (
     *("seq_len", "windows", "dial_windows", "lookups", "rows", "steps", "seed"),
-    *("num_groups", "group_dim", "local_window", "sink_tokens", "num_bands"),
+    *("num_groups", "group_dim", "local_window", "sink_tokens", "num_bands", "each_query_head"),
 )
 
 

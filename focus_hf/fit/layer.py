@@ -42,24 +42,32 @@ def fit_layer(
     generator, pattern = torch.Generator().manual_seed(seed), recipe.focus_config().pattern
     windows = [read(number) for number in fit_on]
     keys = torch.cat([window.plain_keys for window in windows], dim=1)
-    router = cluster_keys(keys, recipe.num_groups, recipe.group_dim, generator)
+    grouping = cluster_keys(keys, recipe.num_groups, recipe.group_dim, generator)
     del keys
-    importance = torch.cat([_importance(window, router, pattern) for window in windows], dim=1)
-    queries = torch.cat([_side_by_side(window) for window in windows], dim=1)
-    router = train_query_router(router, queries, importance, recipe.steps, generator)
+    own_heads = [list(window.seen_by(len(grouping.centroids))) for window in windows]
+    routers = []
+    for head, seen in enumerate(
+        zip(*own_heads, strict=True)
+    ):  # one by one: of all cells of all queries there are many
+        router = grouping.of_heads(head, 1)
+        choosers = seen[0].queries.shape[0] if recipe.each_query_head else 1
+        importance = torch.cat([_importance(window, router, pattern, choosers) for window in seen], dim=1)
+        queries = torch.cat([_side_by_side(window, choosers) for window in seen], dim=1)
+        routers.append(train_query_router(router, queries, importance, recipe.steps, generator))
+        del importance, queries
+    router = CellRouter(*map(torch.cat, zip(*(router.tensors().values() for router in routers), strict=True)))
     return LayerFit(router, measure(map(read, measure_on), router, pattern))
 
 
-def _side_by_side(window: LayerWindow) -> Tensor:
-    """The ``r`` queries of each key/value head side by side: ``(n, R, r D)``."""
-    return window.queries.unflatten(0, (len(window.keys), -1)).transpose(1, 2).flatten(-2)
+def _side_by_side(window: LayerWindow, choosers: int) -> Tensor:
+    """The ``r`` queries of each chooser side by side: ``(choosers, R, r D)``."""
+    return window.queries.unflatten(0, (choosers, -1)).transpose(1, 2).flatten(-2)
 
 
-def _importance(window: LayerWindow, router: CellRouter, pattern: Pattern) -> Tensor:
-    """How much each cell, and "near", matters to each kept query of a window: ``(n, R, K * bands + 1)``."""
-    heads = zip(window.heads(), key_groups(window.plain_keys[None], router)[0], strict=True)
-    num_groups = router.centroids.shape[1]
-    return torch.stack([cell_importance(head, groups, pattern, num_groups) for head, groups in heads])
+def _importance(window: LayerWindow, router: CellRouter, pattern: Pattern, choosers: int) -> Tensor:
+    """How much each cell, and "near", matters to each kept query of a KV head: ``(choosers, R, K * bands + 1)``."""
+    groups, num_groups = key_groups(window.plain_keys[None], router)[0, 0], router.centroids.shape[1]
+    return torch.stack([cell_importance(seen, groups, pattern, num_groups) for seen in window.seen_by(choosers)])
 
 
 def save_layer(fit: LayerFit, path: Path, made_from: str) -> None:

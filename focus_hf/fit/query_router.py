@@ -27,7 +27,8 @@ def train_query_router(
 
     Args:
         router: that groups keys.
-        queries: rotated, the ``r`` of a key/value head side by side, float32 ``(n, N, r D)``.
+        queries: rotated, the ``r`` of a chooser side by side, float32 ``(n, N, r D)``; choosers of one key/value head
+            follow each other.
         importance: of each cell and of "near" to each query, ``(n, N, K * bands + 1)``.
         steps: of Adam, with cosine decay.
         generator: of the batches.
@@ -39,11 +40,12 @@ def train_query_router(
     spread = (queries - mean).square().mean(dim=(1, 2), keepdim=True).sqrt().clamp(min=1e-9)
     queries = (queries - mean) / spread
     targets = _weighted(importance)
-    per_key_head = queries.shape[-1] // router.key_projection.shape[-1]
+    each, per_chooser = len(queries) // len(router.centroids), queries.shape[-1] // router.key_projection.shape[-1]
+    project, centroids = (x.repeat_interleave(each, dim=0) for x in (router.key_projection, router.centroids))
     bias = (targets.mean(dim=1) + 1e-6).log()
-    bands = targets.shape[-1] // router.centroids.shape[1]
+    bands = targets.shape[-1] // centroids.shape[1]
     learnt = [
-        router.key_projection.repeat(1, 1, per_key_head) * (0.3 * spread / per_key_head),
+        project.repeat(1, 1, per_chooser) * (0.3 * spread / per_chooser),
         queries.new_zeros(len(queries), bands + 1, queries.shape[-1]),
         bias - bias.logsumexp(dim=-1, keepdim=True),
     ]
@@ -54,7 +56,7 @@ def train_query_router(
     with torch.enable_grad():
         for _ in range(steps):
             some = torch.randint(queries.shape[1], (min(_BATCH, queries.shape[1]),), generator=generator)
-            scores, wanted = _scores(queries[:, some], router.centroids, *learnt), targets[:, some]
+            scores, wanted = _scores(queries[:, some], centroids, *learnt), targets[:, some]
             loss = wanted.sum(dim=-1) * scores.logsumexp(dim=-1) - (wanted * scores).sum(dim=-1)
             optimizer.zero_grad()
             loss.mean(dim=1).sum().backward()
@@ -63,9 +65,10 @@ def train_query_router(
     # The same scores from queries as they are, their mean folded into the bias.
     projection, of_bands, bias = (p.detach() for p in learnt)
     projection, of_bands = projection / spread, of_bands / spread
-    at_mean = _scores(mean, router.centroids, projection, of_bands, bias)[:, 0] - bias
+    at_mean = _scores(mean, centroids, projection, of_bands, bias)[:, 0] - bias
     projection, of_bands, bias = (each.half().float() for each in (projection, of_bands, bias - at_mean))
-    return replace(router, query_projection=projection, band_projection=of_bands, cell_bias=bias)
+    offset = bias.new_zeros(len(bias))
+    return replace(router, query_projection=projection, band_projection=of_bands, cell_bias=bias, offset=offset)
 
 
 def _scores(queries: Tensor, centroids: Tensor, projection: Tensor, bands: Tensor, bias: Tensor) -> Tensor:

@@ -35,6 +35,9 @@ class FitRecipe(Recipe):
     local_window: int = option("Distance up to which all pairs are attended (w).", 32)
     sink_tokens: int = option("First tokens that every token may attend to.", 4)
     num_bands: int = option("Bands of distance beyond the window, which double; the last one is open.", 7)
+    each_query_head: bool = option(
+        "Query heads choose what they read each for itself, not those of a key/value head together.", False
+    )
     dense_below: int = option("Positions below it attend to everything before them; shorter prompts are dense.", 0)
     seq_len: list[int] = option(
         "Tokens per window; may be repeated. The longest should be the length to be served. [default: 2048]",

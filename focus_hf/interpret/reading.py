@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..adapter import FocusLayer, Seen, focus_layers, observe_attention
+from ..attention import read_by_any
 from ..evaluate.modes import Mode, attending, device_of
 from ..evaluate.perplexity import token_losses
 from .weights import Stretch, stretches
@@ -101,7 +102,7 @@ def _members(stretch: Stretch) -> tuple[Tensor, Tensor]:
     if who.memberships is None:
         head = stretch.head or 0
         groups = nn.functional.one_hot(who.key_groups[0, head, keys].long(), config.num_groups).float()
-        return groups, who.reads[0, head, queries]
+        return groups, read_by_any(who.reads, who.key_groups.shape[1])[0, head, queries]
     members = who.memberships[0, keys]
     return members.float() / members.sum(dim=-1, keepdim=True).clamp(min=1), members[queries, :, None]
 
@@ -136,19 +137,24 @@ def what_is_read(model: nn.Module, windows: Sequence[Window]) -> dict[str, Readi
 def reading_nothing(layer: FocusLayer, head: int | None) -> Iterator[None]:
     """Within the block one key/value head attends to its window and sinks only; of shared routing the whole layer."""
 
-    def turn(mode: str | None, offset: float) -> None:
-        if head is None:
-            layer.mode = mode
-            return
-        with torch.no_grad():
-            layer.focus_offset[str(layer.routing_adapter)][head] = offset
-
-    before = layer.mode, 0.0 if head is None else layer.focus_offset[str(layer.routing_adapter)][head].item()
-    turn("local", NOTHING)
+    if head is None:
+        before, layer.mode = layer.mode, "local"
+        try:
+            yield
+        finally:
+            layer.mode = before
+        return
+    offsets = layer.focus_offset[str(layer.routing_adapter)]
+    own = offsets.detach().clone()
+    of_head = own.unflatten(0, (int(layer.routing_config.key_value_heads or 1), -1)).clone()
+    of_head[head] = NOTHING
+    with torch.no_grad():  # in place, which whoever has put the router together is told of
+        offsets.copy_(of_head.flatten())
     try:
         yield
     finally:
-        turn(*before)
+        with torch.no_grad():
+            offsets.copy_(own)
 
 
 def loss_without(

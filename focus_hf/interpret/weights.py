@@ -89,7 +89,8 @@ def stretches(seen: Seen, pattern: Pattern) -> Iterator[Stretch]:
         bands = torch.stack([far & (band == number) for number in range(pattern.num_bands)])
         both = attended_pairs(who, rows, columns)[0], dense_pairs(who, rows, columns)[0]
         for router, head in routers.items():
-            pairs, possible = (of[(head or 0) * len(of) // kv_heads] for of in both)
+            pairs, possible = (of.expand(max(len(of), kv_heads), -1, -1).unflatten(0, (kv_heads, -1)) for of in both)
+            pairs, possible = (of[head or 0].any(dim=0) for of in (pairs, possible))
             yield Stretch(
                 seen, router, head, start, stop, distance.float(), bands, no_sink, pairs=pairs, possible=possible
             )

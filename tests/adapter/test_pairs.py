@@ -15,12 +15,13 @@ from tests.families import CELLS, ROUTINGS, WINDOW, focus_model, logits, token_i
 SINKS = 2
 
 
-def pairs_of_cells(seen: Seen, sequence: int, head: int) -> int:
+def pairs_of_cells(seen: Seen, sequence: int, chooser: int) -> int:
     """By the words of the definition, pair after pair; which group a key is in is asked of the observed call."""
     config = seen.layer.routing_config
     shares = cell_log_shares(seen.query, seen.layer.cell_router("default"))[..., :-1]
     shares = shares.unflatten(-1, (-1, config.num_bands))
-    offset = float(seen.layer.cell_router("default").offset[head])
+    offset = float(seen.layer.cell_router("default").offset[chooser])
+    head = chooser * int(config.key_value_heads or 0) // config.choosers
     groups, length = seen.who.key_groups[sequence, head].tolist(), seen.query.shape[2]
     edges = [WINDOW * 2**band for band in range(config.num_bands)]
     count = 0
@@ -33,18 +34,19 @@ def pairs_of_cells(seen: Seen, sequence: int, head: int) -> int:
             band = max(b for b, edge in enumerate(edges) if distance > edge)
             last = band == len(edges) - 1
             inside = [d for d in range(1, i + 1) if d > edges[band] and (last or d <= 2 * edges[band])]
-            share = float(shares[sequence, head, i, groups[j], band]) - math.log(len(inside))
+            share = float(shares[sequence, chooser, i, groups[j], band]) - math.log(len(inside))
             count += share > config.threshold + offset
     return count
 
 
+@pytest.mark.parametrize("routing", ["cells", "each"])
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
-def test_pairs_of_cells_are_those_of_the_definition(family: str) -> None:
-    model, ids = focus_model(family, **CELLS), token_ids(batch=2, length=40)
+def test_pairs_of_cells_are_those_of_the_definition(family: str, routing: str) -> None:
+    model, ids = focus_model(family, **ROUTINGS[routing]), token_ids(batch=2, length=40)
     seen: list[Seen] = []
     with observe_attention(model, seen.append), observe_pairs(model) as counted:
         logits(model, ids, use_cache=False)
-    heads = focus_layers(model)[0].routing_config.key_value_heads
+    heads = focus_layers(model)[0].routing_config.choosers
     attended = [sum(pairs_of_cells(call, row, h) for h in range(heads) for row in range(2)) / heads for call in seen]
     assert counted.possible == len(seen) * 2 * 40 * 41 // 2
     assert counted.attended == pytest.approx(sum(attended))

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from focus_hf.adapter import focus_layers, routers
 from focus_hf.adapter.routers import own_heads
 from focus_hf.adapter.save import save_adapter
 from tests.adapter.split_worker import found, load
-from tests.families import CELLS, base_model, focus_model
+from tests.families import CELLS, EACH, base_model, focus_model
 
 WORKER = Path(__file__).with_name("split_worker.py")
 
@@ -57,9 +58,10 @@ def test_two_processes_generate_what_one_does(tmp_path: Path) -> None:
         assert len(result["adapters"]["shared"]["gradients"]) == 6
 
 
+@pytest.mark.parametrize("routing", [CELLS, EACH], ids=["together", "each"])
 @pytest.mark.parametrize("rank", [0, 1])
-def test_each_process_takes_the_tensors_of_its_own_heads(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    layer = focus_layers(focus_model("llama", **CELLS))[0]
+def test_each_process_takes_the_tensors_of_its_own_heads(rank: int, routing: Any, monkeypatch: Any) -> None:
+    layer = focus_layers(focus_model("llama", **routing))[0]
     call, whole = SimpleNamespace(router=layer, adapter="default"), layer.cell_router("default")
     assert own_heads(call, 2) is whole
     with pytest.raises(ValueError, match="has 1 of a layer's 2 key/value heads, and it is not known which"):
@@ -69,6 +71,6 @@ def test_each_process_takes_the_tensors_of_its_own_heads(rank: int, monkeypatch:
     monkeypatch.setattr(routers, "split_over", lambda module: parts)
     own = own_heads(call, 1)
     for name, tensor in vars(own).items():
-        assert torch.equal(tensor, getattr(whole, name)[rank : rank + 1])
+        assert torch.equal(tensor, getattr(whole, name).chunk(2)[rank])
     with pytest.raises(ValueError, match="has 3 of a layer's 2 key/value heads"):
         own_heads(call, 3)

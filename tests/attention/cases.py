@@ -55,7 +55,7 @@ general = st.fixed_dictionaries(
         "groups": st.integers(1, 256),
         "bands": st.integers(1, 6),
         "share": st.sampled_from([0.0, 0.02, 0.1, 0.5, 1.0]),
-        "one_for_all_heads": st.booleans(),
+        "choosers": st.sampled_from(["one", "key heads", "query heads"]),
         "extra_mask": st.sampled_from(["none", "none", "one", "each head"]),
     }
 )
@@ -140,15 +140,15 @@ def _memberships(routing: dict[str, Any], batch: int, length: int, generator: to
 def _any_reads(
     routing: dict[str, Any], batch: int, heads: int, kv_heads: int, queries: int, length: int, generator: Any
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    own = 1 if routing["one_for_all_heads"] else kv_heads
-    groups = torch.randint(routing["groups"], (batch, own, length), generator=generator).to(torch.uint8)
+    own = {"one": 1, "key heads": kv_heads, "query heads": heads}[routing["choosers"]]
+    groups = torch.randint(routing["groups"], (batch, min(own, kv_heads), length), generator=generator).to(torch.uint8)
     shape = batch, own, queries, routing["groups"], routing["bands"]
     reads = torch.rand(shape, generator=generator) < routing["share"]
     extra = None
     if routing["extra_mask"] != "none":
         of = 1 if routing["extra_mask"] == "one" else heads
         extra = torch.rand(batch, of, queries, length, generator=generator) > 0.3
-    return groups.expand(-1, kv_heads, -1), reads.expand(-1, kv_heads, -1, -1, -1), extra
+    return groups.expand(-1, kv_heads, -1), reads.expand(-1, max(own, kv_heads), -1, -1, -1), extra
 
 
 def in_doubles(problem: Problem) -> Problem:

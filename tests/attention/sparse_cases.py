@@ -42,6 +42,7 @@ CASES: dict[str, st.SearchStrategy[Any]] = {
     "length": st.integers(2, 90),
     "seed": st.integers(0, 10**6),
     "with_sink_logits": st.booleans(),
+    "each_query_head": st.booleans(),
 }
 
 SLOW = settings(
@@ -97,7 +98,8 @@ class Call:
         self.key, self.value = (torch.randn(batch, kv_heads, length, dim).to(dtype) for _ in range(2))
         groups, bands = case["num_groups"], case["bands"]
         self.key_groups = torch.randint(groups, (batch, kv_heads, length), dtype=torch.uint8)
-        self.reads = torch.rand(batch, kv_heads, queries, groups, bands) < case["share"]
+        choosers = heads if case["each_query_head"] else kv_heads
+        self.reads = torch.rand(batch, choosers, queries, groups, bands) < case["share"]
         self.positions = torch.arange(length).repeat(batch, 1)
         if case["layout"] == "padding":
             some = torch.rand(batch, length) < 0.7
@@ -131,7 +133,7 @@ class Call:
         """Output and logsumexp in float64, and the output of dense attention under a mask in the call's dtype."""
         each = self.case["heads_each"]
         pairs = attended_pairs(WhoAttends(self.pattern, self.positions, self.key_groups, self.reads))
-        pairs = pairs.repeat_interleave(each, dim=1)
+        pairs = pairs.repeat_interleave(self.query.shape[1] // pairs.shape[1], dim=1)
         key, value = (x.repeat_interleave(each, dim=1) for x in (self.key, self.value))
         scores = (self.query.double() @ key.double().transpose(-1, -2) * 0.3).masked_fill(~pairs, -torch.inf)
         more = [] if self.sink_logits is None else [self.sink_logits.double()[None, :, None].expand(scores.shape[:3])]
@@ -199,7 +201,7 @@ def alike() -> None:
     """Heads that share groups and tables: stride 0."""
     case = {"layout": "plain", "batch": 2, "kv_heads": 1, "heads_each": 2, "dim": 16, "dtype": torch.float32}
     case |= {"num_groups": 8, "bands": 2, "window": 5, "sinks": 1, "dense_below": 0, "share": 0.3, "length": 40}
-    call = Call(40, **case, seed=0, with_sink_logits=False)
+    call = Call(40, **case, seed=0, with_sink_logits=False, each_query_head=False)
     query, key, value = (x.repeat(1, 3, 1, 1) for x in (call.query, call.key, call.value))
     groups, reads = call.key_groups.expand(-1, 3, -1), call.reads.expand(-1, 3, -1, -1, -1)
     whole, _ = sparse_prompt(query, key, value, groups, reads, **call.kept)
@@ -217,10 +219,12 @@ def routing() -> None:
     from focus_hf.routing import cells
 
     torch.manual_seed(0)
-    for bands, groups, dim, each, dtype in ((1, 8, 16, 1, torch.float32), (6, 13, 24, 3, torch.float16)):
+    some = (1, 8, 16, 1, 1, torch.float32), (6, 13, 24, 3, 1, torch.float16), (6, 13, 24, 3, 3, torch.float16)
+    for bands, groups, dim, each, parts, dtype in some:  # the query heads of a key head choose in so many parts
         kv_heads, codes = 2, 7
-        shapes = (kv_heads, codes, dim), (kv_heads, groups, codes), (kv_heads, groups), (kv_heads, codes, each * dim)
-        shapes += (kv_heads, bands + 1, each * dim), (kv_heads, groups * bands + 1), (kv_heads,)
+        choosers, width = kv_heads * parts, each * dim // parts
+        shapes = (kv_heads, codes, dim), (kv_heads, groups, codes), (kv_heads, groups), (choosers, codes, width)
+        shapes += (choosers, bands + 1, width), (choosers, groups * bands + 1), (choosers,)
         router = cells.CellRouter(*(0.3 * torch.randn(*shape) for shape in shapes))
         there = cells.CellRouter(*put(*router.tensors().values()))
         queries, keys = (torch.randn(2, 70, n, dim).to(dtype).transpose(1, 2) for n in (kv_heads * each, kv_heads))

@@ -22,7 +22,7 @@ def in_loops(who: WhoAttends, heads: int) -> torch.Tensor:
     mask = torch.zeros(batch, heads, num_queries, length, dtype=torch.bool)
     for b in range(batch):
         for h in range(heads):
-            of = h * kv_heads // heads
+            of, chooser = h * kv_heads // heads, h * who.reads.shape[1] // heads
             for qi in range(num_queries):
                 place = length - num_queries + qi
                 for ki in range(length):
@@ -37,7 +37,7 @@ def in_loops(who: WhoAttends, heads: int) -> torch.Tensor:
                     band, start = 0, 2 * max(1, pattern.local_window)
                     while band < pattern.num_bands - 1 and i - j > start:
                         band, start = band + 1, 2 * start
-                    mask[b, h, qi, ki] = near or who.reads[b, of, qi, who.key_groups[b, of, ki].long(), band]
+                    mask[b, h, qi, ki] = near or who.reads[b, chooser, qi, who.key_groups[b, of, ki].long(), band]
     return mask
 
 
@@ -109,7 +109,7 @@ def test_sinks_are_members_of_every_group():
 def test_one_sequence_of_a_batch_is_a_batch_of_one():
     case = dict(seed=3, batch=3, kv_heads=2, repeat=2, length=40, head_dim=4, narrow_values=False, window=5, sinks=2)
     case |= dict(dense_below=0, padding="left", documents=True, sink_logits=False, token_major=False)
-    routing = dict(groups=7, bands=3, share=0.1, one_for_all_heads=False, extra_mask="each head")
+    routing = dict(groups=7, bands=3, share=0.1, choosers="key heads", extra_mask="each head")
     problem, mask = make_call(case, routing, 0.5)
     for row in range(3):
         assert torch.equal(attended_pairs(problem.who.sequence(row)), mask[row : row + 1])

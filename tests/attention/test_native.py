@@ -63,7 +63,7 @@ def test_it_equals_the_definition(case, routing, length, repeat, head_dim, chunk
 def test_threads_change_nothing(queries):
     case = {"seed": 1, "batch": 2, "kv_heads": 3, "repeat": 2, "length": 5000, "head_dim": 24, "narrow_values": True}
     case |= {"window": 20, "sinks": 3, "dense_below": 0, "padding": "none", "documents": False, "sink_logits": True}
-    routing = {"groups": 40, "bands": 4, "share": 0.1, "one_for_all_heads": False, "extra_mask": "none"}
+    routing = {"groups": 40, "bands": 4, "share": 0.1, "choosers": "query heads", "extra_mask": "none"}
     problem, _ = make_call({**case, "token_major": True}, routing, queries / 5000)
     before, outputs = torch.get_num_threads(), []
     try:
@@ -88,9 +88,10 @@ def test_threads_change_nothing(queries):
     window=st.integers(0, 40),
     dense_below=st.sampled_from([0, 50]),
     narrow=st.booleans(),
+    each=st.booleans(),
 )
 def test_keys_in_an_engines_blocks_are_read_where_they_stand(
-    seed, lengths, size, kv_heads, repeat, bands, window, dense_below, narrow
+    seed, lengths, size, kv_heads, repeat, bands, window, dense_below, narrow, each
 ):
     """One new token each of several sequences; what is no key of theirs is NaN."""
     generator, most, dim = torch.Generator().manual_seed(seed), -(-max(lengths) // size), 20
@@ -99,7 +100,8 @@ def test_keys_in_an_engines_blocks_are_read_where_they_stand(
     pattern, scores = Pattern(window, 3, dense_below, bands), Scores(0.3)
     query = torch.randn(len(lengths), kv_heads * repeat, 1, dim, generator=generator)
     query = query.bfloat16() if narrow else query
-    reads = torch.rand(len(lengths), kv_heads, 1, 9, bands, generator=generator) < 0.3
+    choosers = kv_heads * repeat if each else kv_heads
+    reads = torch.rand(len(lengths), choosers, 1, 9, bands, generator=generator) < 0.3
     groups = torch.randint(9, (number, size, kv_heads), generator=generator, dtype=torch.uint8).transpose(1, 2)
     both = query.new_full((number, size, kv_heads, 2 * dim), torch.nan).transpose(1, 2)
     key, value = both[..., :dim], both[..., dim:]
@@ -131,9 +133,10 @@ def test_keys_in_an_engines_blocks_are_read_where_they_stand(
     bands=st.integers(1, 8),
     queries=st.integers(1, 70),
     narrow=st.booleans(),
+    each=st.booleans(),
 )
 def test_cells_that_are_read_are_those_of_the_definition(
-    seed, batch, kv_heads, repeat, dim, groups, dimensions, bands, queries, narrow
+    seed, batch, kv_heads, repeat, dim, groups, dimensions, bands, queries, narrow, each
 ):
     """But where a share equals its limit to within rounding."""
     generator = torch.Generator().manual_seed(seed)
@@ -141,10 +144,10 @@ def test_cells_that_are_read_are_those_of_the_definition(
     def some(*shape):
         return torch.randn(*shape, generator=generator) / 3
 
-    width = repeat * dim
+    choosers, width = (kv_heads * repeat, dim) if each else (kv_heads, repeat * dim)
     projections = some(kv_heads, dimensions, dim), some(kv_heads, groups, dimensions), some(kv_heads, groups)
-    scores = some(kv_heads, dimensions, width), some(kv_heads, bands + 1, width), some(kv_heads, groups * bands + 1)
-    router = CellRouter(*projections, *scores, some(kv_heads))
+    scores = some(choosers, dimensions, width), some(choosers, bands + 1, width), some(choosers, groups * bands + 1)
+    router = CellRouter(*projections, *scores, some(choosers))
     asked = some(batch, queries, kv_heads * repeat, dim).transpose(1, 2)
     asked = asked.bfloat16() if narrow else asked
     limits = some(*((batch if seed % 2 else 1), queries, bands)) - 4

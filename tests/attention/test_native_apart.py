@@ -86,12 +86,13 @@ def emulated(program, monkeypatch):
     monkeypatch.setattr(calls, "missing", lambda: None)
 
 
+@pytest.mark.parametrize("choosers", ["key heads", "query heads"])
 @pytest.mark.parametrize("narrow", [False, True])
 @pytest.mark.parametrize(("length", "chunk"), [(300, 1.0), (300, 0.3), (300, 0.0), (2500, 0.0)])
-def test_attention(emulated, narrow, length, chunk):
+def test_attention(emulated, narrow, length, chunk, choosers):
     case: dict[str, Any] = {"seed": length, "batch": 2, "kv_heads": 2, "repeat": 3, "length": length, "head_dim": 20}
     case |= {"window": 9, "sinks": 2, "dense_below": 30, "padding": "left", "documents": False, "sink_logits": True}
-    routing = {"groups": 11, "bands": 4, "share": 0.2, "one_for_all_heads": False, "extra_mask": "none"}
+    routing = {"groups": 11, "bands": 4, "share": 0.2, "choosers": choosers, "extra_mask": "none"}
     problem, mask = make_call({**case, "token_major": True, "narrow_values": True}, routing, chunk)
     if narrow:
         problem = replace(problem, **{name: getattr(problem, name).bfloat16() for name in ("query", "key", "value")})

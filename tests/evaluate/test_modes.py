@@ -24,7 +24,7 @@ from focus_hf.evaluate.perplexity import paired_excess
 from focus_hf.evaluate.quality import matched
 from focus_hf.evaluate.report import tables
 from focus_hf.records import Evaluation, Results
-from tests.families import CELLS, base_model, focus_model, logits, token_ids
+from tests.families import CELLS, EACH, base_model, focus_model, logits, token_ids
 
 
 @pytest.mark.parametrize("name", OPPONENTS)
@@ -126,8 +126,9 @@ def test_a_paired_error_is_that_of_the_differences():
     assert paired_excess(dense[:1], dense[:1], torch.ones(1, 9, dtype=torch.bool)) == (0.0, None)
 
 
-def test_what_choosing_cells_costs_is_the_numbers_of_the_adapter():
-    model, windows = focus_model("llama", **CELLS), token_ids(batch=1, length=160)
+@pytest.mark.parametrize("routing", [CELLS, EACH], ids=["together", "each"])
+def test_what_choosing_cells_costs_is_the_numbers_of_the_adapter(routing):
+    model, windows = focus_model("llama", **routing), token_ids(batch=1, length=160)
     text = SlidingWindows.of(windows.flatten(), 160, 160)
     plain, counted = (
         list(measure_quality(model, text, list_modes(["hard", "quest"], [1]), count_scoring=count))
@@ -135,15 +136,17 @@ def test_what_choosing_cells_costs_is_the_numbers_of_the_adapter():
     )
     layer = focus_layers(model)[0]
     config, numbers = layer.routing_config, sum(tensor.numel() for tensor in layer.tensors_of("default"))
-    own = plain[0].scoring
+    own, again = plain[0].scoring, config.choosers * config.num_groups * config.group_dim
     # of 160 tokens' products, by those of 160 * 161 / 2 pairs of every query head
     assert own["products"] == pytest.approx(
-        160 * numbers / (160 * 161 / 2 * config.query_heads * 2 * config.head_dim), rel=1e-6
+        160 * (numbers + again) / (160 * 161 / 2 * config.query_heads * 2 * config.head_dim), rel=1e-6
     )
     # a new token reads them once for each key head, and a group's number for each key
     assert own["bytes"] == pytest.approx(
         (numbers + config.key_value_heads * 160) / (config.key_value_heads * 160 * 2 * config.head_dim), rel=1e-6
     )
+    # heads that choose together load what they read; each by itself, more
+    assert (plain[0].loaded > plain[0].pairs) == config.each_query_head
     # where choosing costs Focus more than it costs Quest, Quest may read more, but never more than all
     assert counted[1].pairs == pytest.approx(min(plain[0].pairs + own["products"] - 1 / 16, 1), abs=0.01)
     quest = Mode("quest", 1)

@@ -30,7 +30,7 @@ def test_captured_tensors_are_the_attention_that_the_model_computes(family, tmp_
     """The output of captured queries, keys and values, put through the module's own projection, is the module's."""
     model, layers, ids, seen = captured(family, tmp_path, rows=LENGTH)
     for layer, module in layers.items():
-        outputs = [DenseRows.of(head).weights @ head.values[0] for head in seen[layer].heads()]
+        outputs = [DenseRows.of(head).weights @ head.values[0] for head in seen[layer].seen_by(len(seen[layer].keys))]
         mine = torch.cat(outputs).transpose(0, 1).reshape(1, LENGTH, -1)
         projection = next(getattr(module, name) for name in ("o_proj", "c_proj", "dense") if hasattr(module, name))
         found = {}

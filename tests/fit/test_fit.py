@@ -80,7 +80,17 @@ def copying_window(seed: int) -> LayerWindow:
     return LayerWindow(keys, keys, values, torch.arange(LENGTH), queries, normal(2, LENGTH, 6), scale=0.5)
 
 
-def test_a_head_that_copies_is_found_and_gets_the_pairs():
+def one_key_head(seed: int) -> LayerWindow:
+    """The same query heads over the keys of the first: to the second nothing matters."""
+    window = copying_window(seed)
+    gradients = window.gradients * torch.tensor([1.0, 0.01])[:, None, None]
+    return replace(
+        window, keys=window.keys[:1], plain_keys=window.keys[:1], values=window.values[:1], gradients=gradients
+    )
+
+
+@pytest.mark.parametrize("window", [copying_window, one_key_head])
+def test_a_head_that_copies_is_found_and_gets_the_pairs(window):
     settings = FitRecipe(
         model="m",
         output_dir="o",
@@ -90,8 +100,9 @@ def test_a_head_that_copies_is_found_and_gets_the_pairs():
         num_bands=5,
         steps=300,
         seq_len=LENGTH,
+        each_query_head=window is one_key_head,
     )
-    layer = fit_layer(copying_window, range(6), range(10, 13), settings, seed=0)
+    layer = fit_layer(window, range(6), range(10, 13), settings, seed=0)
     copying = replace(
         layer.curves, **{name: getattr(layer.curves, name)[:1] for name in ("loss", "pairs", "window_loss")}
     )

@@ -142,7 +142,7 @@ def test_parts_of_a_window_add_up_to_it(monkeypatch):
 
 def test_curves_are_the_costs_and_pairs_of_the_definition_under_every_threshold():
     window, router = layer_window(), cell_router()
-    found, heads = measure([window], router, PATTERN), list(window.heads())
+    found, heads = measure([window], router, PATTERN), list(window.seen_by(len(window.keys)))
     assert float(found.queries.sum()) == 40
     assert float(found.possible.sum()) == int((window.positions + 1).sum())
     groups, positions = key_groups(window.plain_keys[None], router), torch.arange(LENGTH)[None]

@@ -23,7 +23,7 @@ from focus_hf.routing.shared import group_scores
 from focus_hf.vllm.router import CellsRouter, NoRouter, Rotary, SharedRouter
 from focus_hf.vllm.slots import padded_page
 from studies.launches.counting import LaunchCounter
-from tests.families import CELLS, focus_config
+from tests.families import CELLS, EACH, focus_config
 
 HEADS, KV_HEADS, DIM, WIDTH, BLOCK, BLOCKS = 4, 2, 8, 16, 16, 40
 WINDOW, SINKS, GROUPS = 8, 2, 4
@@ -34,7 +34,7 @@ STEPS = ((20, 0, 33), (1, 37, 5), (14, 1, 1), (1, 1, 1), (1, 1, 1))
 #: Launches of the kernel, which a stand-in computes here.
 KERNELS = 3
 
-KINDS = ("cells", "shared", "two-groups", "none")
+KINDS = ("cells", "each", "shared", "two-groups", "none")
 
 
 @pytest.fixture(scope="module")
@@ -78,16 +78,19 @@ class Case:
         torch.manual_seed(0)
         self.kind, self.lengths = kind, [sum(of) for of in zip(*STEPS, strict=True)]
         angles = torch.rand(128, 3) * 6
-        self.pattern = Pattern(WINDOW, SINKS, 0, CELLS["num_bands"] if kind == "cells" else 1)
-        self.config = focus_config(**CELLS) if kind == "cells" else focus_config(top_k=1 + (kind == "two-groups"))
-        bands = CELLS["num_bands"]
+        self.by_cells = {"cells": CELLS, "each": EACH}.get(kind)
+        self.pattern = Pattern(WINDOW, SINKS, 0, CELLS["num_bands"] if self.by_cells else 1)
+        self.config = focus_config(**(self.by_cells or {"top_k": 1 + (kind == "two-groups")}))
+        bands, choosers = CELLS["num_bands"], HEADS if kind == "each" else KV_HEADS
+        width = HEADS // choosers * DIM
         self.cells = CellRouter(
-            *(torch.randn(KV_HEADS, *size) for size in ((4, DIM), (GROUPS, 4), (GROUPS,), (4, 2 * DIM))),
-            *(torch.randn(KV_HEADS, *size) * 0.3 for size in ((bands + 1, 2 * DIM), (GROUPS * bands + 1,), ())),
+            *(torch.randn(KV_HEADS, *size) for size in ((4, DIM), (GROUPS, 4), (GROUPS,))),
+            torch.randn(choosers, 4, width),
+            *(torch.randn(choosers, *size) * 0.3 for size in ((bands + 1, width), (GROUPS * bands + 1,), ())),
         )
         sizes = {"focus_proj": (4, WIDTH), "focus_centroids": (GROUPS, 4), "focus_balance": (GROUPS,)}
         self.shared = {name: torch.randn(*size) for name, size in sizes.items()}
-        if kind == "cells":
+        if self.by_cells:
             table = torch.cat([angles.cos(), angles.sin()], dim=-1)
             self.router: Any = CellsRouter(self.config, self.cells, Rotary(table, True, DIM))
         elif kind == "none":
@@ -104,7 +107,7 @@ class Case:
         """``(S, H, D)``."""
         length, query = self.lengths[request], self.queries[request][None]
         positions, pattern = torch.arange(length)[None], self.pattern
-        if self.kind == "cells":
+        if self.by_cells:
             groups = key_groups(self.plain[request][None], self.cells)
             limits = cell_limits(positions, self.config.threshold, WINDOW, self.cells.num_bands)
             reads = cell_reads(query, self.cells, limits)
@@ -115,7 +118,8 @@ class Case:
             scores = group_scores(self.hidden[request][None], *list(self.shared.values())[:2], self.config.temperature)
             best = (scores + self.shared["focus_balance"]).topk(self.config.top_k).indices
             groups, reads = by_memberships(torch.zeros(scores.shape, dtype=torch.bool).scatter(-1, best, True), length)
-        groups, reads = groups.expand(-1, KV_HEADS, -1), reads.expand(-1, KV_HEADS, -1, -1, -1)
+        groups = groups.expand(-1, KV_HEADS, -1)
+        reads = reads.expand(-1, max(KV_HEADS, reads.shape[1]), -1, -1, -1)
         assert self.kind == "none" or 0.1 < reads.float().mean() < 0.9
         who = WhoAttends(pattern, positions, groups, reads)
         found = masked_focus_attention(

@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 from focus_hf.adapter.save import save_adapter
 from focus_hf.bench import Setting
 from focus_hf.bench.vllm_engine import bench_vllm
-from tests.families import CELLS, base_model, focus_config, focus_model, token_ids, unbalance
+from tests.families import CELLS, EACH, base_model, focus_config, focus_model, token_ids, unbalance
 
 vllm = pytest.importorskip("vllm", reason="needs vLLM: make test-vllm")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -40,6 +40,7 @@ ADAPTERS: dict[str, Any] = {
     "shared": lambda family: focus_model(family),
     "two-groups": lambda family: focus_model(family, top_k=2, dense_below=24),
     "cells": lambda family: focus_model(family, **CELLS),
+    "each": lambda family: focus_model(family, **EACH),
 }
 
 

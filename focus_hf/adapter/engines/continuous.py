@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers.generation.continuous_batching import PagedAttentionCache
 
-from ...attention import Scores, cell_reads, decode_in_place, key_groups, reads_in_place
+from ...attention import Scores, cell_reads, decode_in_place, key_groups, of_all_heads, reads_in_place
 from ...routing import sets
 from ..call import Call, start_call
 from ..dial import limits
@@ -163,7 +163,7 @@ def _attend_singles(call: Call, table: GroupTable, query: Tensor, output: Tensor
     else:
         reads = by_sets(table.groups(table.slots(call.paged.written[new])), config, 1, complete=False)[1]
     pattern = replace(call.pattern, num_bands=reads.shape[-1])
-    tensors = own, table.keys, table.values, groups.expand(-1, heads, -1), reads.expand(-1, heads, -1, -1, -1)
+    tensors = own, table.keys, table.values, *of_all_heads(groups, reads, heads)
     output[new] = decode_in_place(*tensors, positions, blocks, pattern, scores)[:, :, 0]
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from ...attention import Pattern, Problem, Scores, WhoAttends, focus_attention
+from ...attention import Pattern, Problem, Scores, WhoAttends, focus_attention, of_all_heads
 from ..masks import added_to_scores
 from ..routers import Routed
 
@@ -80,7 +80,7 @@ def attend_requests(
         key, value = (x.transpose(0, 1)[None].to(query.dtype) for x in stored(request.rows))
         own, positions = query[request.new].transpose(0, 1)[None], torch.arange(key.shape[2], device=key.device)[None]
         groups, reads, memberships = route(request, own, key)
-        groups, reads = groups.expand(-1, key.shape[1], -1), reads.expand(-1, key.shape[1], -1, -1, -1)
+        groups, reads = of_all_heads(groups, reads, key.shape[1])
         bands = replace(pattern, num_bands=reads.shape[-1])
         who = WhoAttends(bands, positions, groups, reads, first_position=0, memberships=memberships)
         output[request.new] = focus_attention(Problem(own, key, value, who, scores))[0].transpose(0, 1)

@@ -1,7 +1,7 @@
 """Attention of the newest tokens over listed keys, gathered from where they stand: the second kernel of decoding.
 
-All query heads of a key head are rows of one tile, so that a key is read once. The list of a key head is split over
-programs, whose results are merged by their logsumexps. Three launches for any batch, the same ones at every step:
+All query heads that choose together are rows of one tile, so that a key is read once. The list of a chooser is split
+over programs, whose results are merged by their logsumexps. Three launches for any batch, the same ones at every step:
 lengths are nowhere but on the device, so a CUDA graph can hold them.
 """
 
@@ -20,7 +20,7 @@ LOWEST = -1e30
 
 LOG2_E = 1.4426950408889634
 
-#: Keys that a program looks at in one step, and the most programs that list the keys of one key head.
+#: Keys that a program looks at in one step, and the most programs that list the keys of one chooser.
 STEP, MAX_CHUNKS = 512, 64
 
 WARPS, STAGES = 4, 3
@@ -53,7 +53,7 @@ def sparse_decode(
             transposed view. Any strides, the last dimension contiguous.
         value: ``(B, H_kv, S, D_v)``, likewise.
         key_groups: uint8, the first three dimensions of the key.
-        reads: bool ``(B, H_kv, Q, K, bands)``.
+        reads: bool ``(B, H_c, Q, K, bands)``, of ``H_c`` choosers: ``H_kv``, or a multiple of it that divides ``H``.
         query_positions: int32 or int64 ``(B, Q)``; -1 for a query that attends to nothing and gets zeros.
         scale: factor on ``q . k``.
         local_window, sink_tokens, dense_below: see `definition.Pattern`.
@@ -76,19 +76,19 @@ def sparse_decode(
         )
     query_positions, reads = query_positions.contiguous(), reads.contiguous()
     batch, num_heads, queries, head_dim = query.shape
-    kv_heads, value_dim = key.shape[1], value.shape[3]
-    heads, block = num_heads // kv_heads, 0 if block_table is None else key.shape[2]
+    choosers, value_dim = reads.shape[1], value.shape[3]
+    heads, block = num_heads // choosers, 0 if block_table is None else key.shape[2]
     bound = key.shape[2] if block_table is None else block_table.shape[1] * block
     chunk = triton.cdiv(triton.cdiv(bound, MAX_CHUNKS), STEP) * STEP
-    chunks, splits = triton.cdiv(bound, chunk), num_splits(batch * kv_heads, bound)
+    chunks, splits = triton.cdiv(bound, chunk), num_splits(batch * choosers, bound)
 
     def empty(*shape: int, dtype: torch.dtype) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=key.device)
 
-    slots = empty(batch, kv_heads, bound, dtype=torch.int32)
-    counts = empty(batch, kv_heads, chunks, dtype=torch.int32)
-    partial = empty(batch, kv_heads, splits, heads * queries, value_dim, dtype=torch.float32)
-    lse = empty(batch, kv_heads, splits, heads * queries, dtype=torch.float32)
+    slots = empty(batch, choosers, bound, dtype=torch.int32)
+    counts = empty(batch, choosers, chunks, dtype=torch.int32)
+    partial = empty(batch, choosers, splits, heads * queries, value_dim, dtype=torch.float32)
+    lse = empty(batch, choosers, splits, heads * queries, dtype=torch.float32)
     output = empty(batch, num_heads, queries, value_dim, dtype=query.dtype)
     bytes_read = reads.view(torch.uint8)
     rows = (
@@ -103,20 +103,21 @@ def sparse_decode(
         "SINKS": sink_tokens,
         "DENSE": dense_below,
         "BLOCK": block,
+        "OF_KEY_HEAD": choosers // key.shape[1],
     }
     of_values = {"VALUE_DIM": value_dim, "VALUE_WIDTH": width_of(value_dim), "HEADS": heads, "LOWEST": LOWEST}
     with torch.cuda.device_of(query):  # Triton launches on the current device
-        select_keys[(batch * kv_heads, chunks)](
+        select_keys[(batch * choosers, chunks)](
             *(key_groups, bytes_read, query_positions, key_positions, block_table, slots, counts),
-            *(bound, chunk, kv_heads, *key_groups.stride(), *rows),
+            *(bound, chunk, choosers, *key_groups.stride(), *rows),
             STEP=STEP,
             num_warps=WARPS,
             **pattern,
         )
-        _gather[(batch * kv_heads, splits)](
+        _gather[(batch * choosers, splits)](
             *(query, key, value, slots, counts, key_groups, bytes_read),
             *(query_positions, key_positions, block_table, partial, lse, scale * LOG2_E),
-            *(bound, chunk, chunks, kv_heads, splits),
+            *(bound, chunk, chunks, choosers, splits),
             *(*query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *key_groups.stride(), *rows),
             HEAD_DIM=head_dim,
             WIDTH=width_of(head_dim),
@@ -143,13 +144,14 @@ def check_attention(query: Tensor, key: Tensor, value: Tensor, key_groups: Tenso
     """Refuse what does not fit together, before a kernel reads beyond it."""
     batch, num_heads, queries = query.shape[:3]
     kv_heads, dtype, shape = key.shape[1], key_groups.dtype, tuple(key_groups.shape)
-    if num_heads % kv_heads:
-        raise ValueError(f"{num_heads} query heads are no multiple of {kv_heads} key heads.")
+    choosers = reads.shape[1]
+    if not choosers or choosers % kv_heads or num_heads % choosers:
+        raise ValueError(f"{num_heads} query heads, {choosers} choosers and {kv_heads} key heads do not fit together.")
     if dtype != torch.uint8 or shape != key.shape[:3] or shape != value.shape[:3]:
         raise ValueError(f"key_groups must be uint8 {tuple(key.shape[:3])}, as keys and values, got {dtype} {shape}.")
     dtype, shape = reads.dtype, tuple(reads.shape)
-    if dtype != torch.bool or shape[:3] != (batch, kv_heads, queries) or len(shape) != 5:
-        raise ValueError(f"reads must be bool {(batch, kv_heads, queries)}, groups, bands, got {dtype} {shape}.")
+    if dtype != torch.bool or shape[:3] != (batch, choosers, queries) or len(shape) != 5:
+        raise ValueError(f"reads must be bool {(batch, choosers, queries)}, groups, bands, got {dtype} {shape}.")
     if reads.stride()[-2:] != (shape[4], 1):
         raise ValueError(f"The groups and bands of reads must be contiguous, strides are {reads.stride()}.")
     for name, tensor in (("query", query), ("key", key), ("value", value)):
@@ -165,21 +167,22 @@ def check_attention(query: Tensor, key: Tensor, value: Tensor, key_groups: Tenso
 )
 def _gather(  # type: ignore[no-untyped-def]  # Triton's types are those of its arguments
     query, key, value, slots, counts, key_groups, reads, query_positions, key_positions, block_table,
-    partial, lse, scale, bound, chunk, chunks, kv_heads, splits,
+    partial, lse, scale, bound, chunk, chunks, choosers, splits,
     query_row, query_head, query_place, key_row, key_head, key_place, value_row, value_head, value_place,
     groups_row, groups_head, groups_place, positions_row, table_row,
     HEAD_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
     QUERIES: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr, GROUPS: tl.constexpr,
     BANDS: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr, DENSE: tl.constexpr, BLOCK: tl.constexpr,
-    CHUNKS: tl.constexpr, LOWEST: tl.constexpr,
+    CHUNKS: tl.constexpr, LOWEST: tl.constexpr, OF_KEY_HEAD: tl.constexpr,
 ):
     own, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    row, head = own // kv_heads, own % kv_heads
+    row, chooser = own // choosers, own % choosers
+    head = chooser // OF_KEY_HEAD
     of_row = tl.arange(0, ROWS)
     here, which = of_row < HEADS * QUERIES, of_row % QUERIES
     dim, value_dim = tl.arange(0, WIDTH), tl.arange(0, VALUE_WIDTH)
     wide, value_wide = dim < HEAD_DIM, value_dim < VALUE_DIM
-    at = row * query_row + (head * HEADS + of_row // QUERIES) * query_head + which * query_place
+    at = row * query_row + (chooser * HEADS + of_row // QUERIES) * query_head + which * query_place
     q = tl.load(query + at[:, None] + dim[None, :], mask=here[:, None] & wide[None, :], other=0.0)
     if QUERIES > 1:  # the list is of all queries together
         i = tl.load(query_positions + row * QUERIES + which, mask=here, other=-1).to(tl.int32)

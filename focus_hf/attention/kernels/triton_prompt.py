@@ -103,7 +103,7 @@ def sparse_prompt(
             H_kv, block size, D)``. Any strides, the last dimension contiguous.
         value: ``(B, H_kv, S, D_v)``, likewise.
         key_groups: uint8, the first three dimensions of the key.
-        reads: bool ``(B, H_kv, Q, K, bands)``, the last two dimensions contiguous; stride 0 where heads are alike.
+        reads: bool ``(B, H_c, Q, K, bands)``, the last two dimensions contiguous; stride 0 where heads are alike.
         scale: factor on ``q . k``.
         local_window, sink_tokens, dense_below: see `definition.Pattern`.
         tokens: which tokens there are; without them rows are sequences without padding, and the last ``Q`` of the
@@ -120,8 +120,8 @@ def sparse_prompt(
     """
     check_attention(query, key, value, key_groups, reads)
     batch, num_heads, queries, head_dim = query.shape
-    kv_heads, length, value_dim = key.shape[1], key.shape[2], value.shape[3]
-    heads = num_heads // kv_heads
+    choosers, length, value_dim = reads.shape[1], key.shape[2], value.shape[3]
+    heads = num_heads // choosers
     shape = (batch, num_heads, queries)
     if tokens is None:
         output = torch.empty(*shape, value_dim, dtype=query.dtype, device=query.device)
@@ -133,7 +133,7 @@ def sparse_prompt(
         sequences, most = tokens.query_slots.shape
     together = tokens_of_tile(heads)
     tiles = triton.cdiv(most, together)
-    programs = min(sequences * kv_heads * tiles, RESIDENT * _processors(query.device))
+    programs = min(sequences * choosers * tiles, RESIDENT * _processors(query.device))
     cells = reads.shape[3] * reads.shape[4]
     table = torch.empty(programs, cells, dtype=torch.int64 if together > 32 else torch.int32, device=query.device)
     listed = torch.empty(programs, SEGMENT, dtype=torch.int32, device=query.device)
@@ -143,7 +143,7 @@ def sparse_prompt(
     with torch.cuda.device_of(query):  # Triton launches on the current device
         prompt_tile[(programs,)](
             *(query, key, value, key_groups, reads.view(torch.uint8), *slots, sink_logits),
-            *(output, lse, taken, table, listed, bits, scale * LOG2_E, sequences * kv_heads, tiles, length, queries),
+            *(output, lse, taken, table, listed, bits, scale * LOG2_E, sequences * choosers, tiles, length, queries),
             0 if tokens is None else tokens.key_slots.stride(0),
             most,
             *_strides(query, sequences),
@@ -165,7 +165,8 @@ def sparse_prompt(
             WINDOW=local_window,
             SINKS=sink_tokens,
             DENSE=dense_below,
-            KV_HEADS=kv_heads,
+            CHOOSERS=choosers,
+            OF_KEY_HEAD=choosers // key.shape[1],
             BLOCK=block_size,
             ALIKE=key.stride() == value.stride(),
             STEP=STEP,

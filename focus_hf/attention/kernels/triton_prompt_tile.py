@@ -37,9 +37,9 @@ def prompt_tile(  # type: ignore[no-untyped-def]  # Triton's types are those of 
     groups_row, groups_head, groups_place, reads_row, reads_head, reads_place, output_row,
     HEAD_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
     HEADS: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, CELLS: tl.constexpr, PIECE: tl.constexpr,
-    BANDS: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr, DENSE: tl.constexpr, KV_HEADS: tl.constexpr,
+    BANDS: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr, DENSE: tl.constexpr, CHOOSERS: tl.constexpr,
     BLOCK: tl.constexpr, ALIKE: tl.constexpr, STEP: tl.constexpr, SEGMENT: tl.constexpr, TILE: tl.constexpr,
-    LOG2_E: tl.constexpr, LOWEST: tl.constexpr,
+    LOG2_E: tl.constexpr, LOWEST: tl.constexpr, OF_KEY_HEAD: tl.constexpr,
 ):
     LIKE: tl.constexpr = table.dtype.element_ty
     FIRST: tl.constexpr = max(WINDOW, 1)  # where bands begin
@@ -57,7 +57,8 @@ def prompt_tile(  # type: ignore[no-untyped-def]  # Triton's types are those of 
     number = tl.atomic_add(taken, 1)
     while number < of_heads * tiles:
         own = number // tiles
-        sequence, head = (own // KV_HEADS).to(tl.int64), (own % KV_HEADS).to(tl.int64)
+        sequence, chooser = (own // CHOOSERS).to(tl.int64), (own % CHOOSERS).to(tl.int64)
+        head = chooser // OF_KEY_HEAD
         tile = tiles - 1 - number % tiles  # the longest first
         total, asking = length, queries
         if lengths is not None:
@@ -70,12 +71,13 @@ def prompt_tile(  # type: ignore[no-untyped-def]  # Triton's types are those of 
             if query_slots is not None:
                 place = tl.load(query_slots + sequence * most + place, mask=here, other=0)
                 each = tl.load(query_slots + sequence * most + each, mask=asked, other=0)
-            of_query = sequence * query_row + (head * HEADS + of_head) * query_head + place.to(tl.int64) * query_place
+            of_query = sequence * query_row + (chooser * HEADS + of_head) * query_head
+            of_query += place.to(tl.int64) * query_place
             q = tl.load(query + of_query[:, None] + dim[None, :], mask=here[:, None] & wide[None, :], other=0.0)
 
             # Of each cell, a bit for every token that reads it.
             tl.debug_barrier()
-            of_token = sequence * reads_row + head * reads_head + each.to(tl.int64) * reads_place
+            of_token = sequence * reads_row + chooser * reads_head + each.to(tl.int64) * reads_place
             for first in range(0, CELLS, PIECE):
                 cell = first + tl.arange(0, PIECE)
                 read = tl.load(
@@ -162,14 +164,14 @@ def prompt_tile(  # type: ignore[no-untyped-def]  # Triton's types are those of 
 
             peak *= scale
             if sink_logits is not None:
-                logit = tl.load(sink_logits + head * HEADS + of_head, mask=here, other=0).to(tl.float32) * LOG2_E
+                logit = tl.load(sink_logits + chooser * HEADS + of_head, mask=here, other=0).to(tl.float32) * LOG2_E
                 higher = tl.maximum(peak, logit)
                 fade = tl.exp2(peak - higher)
                 norm = norm * fade + tl.exp2(logit - higher)
                 weighted, peak = weighted * fade[:, None], higher
             some = norm > 0
             norm = tl.where(some, norm, 1.0)
-            into = sequence * output_row + (head * HEADS + of_head) * queries + place
+            into = sequence * output_row + (chooser * HEADS + of_head) * queries + place
             tl.store(lse + into, tl.where(some, (peak + tl.log2(norm)) / LOG2_E, float("-inf")), mask=here)
             tl.store(
                 output + into[:, None] * VALUE_DIM + value_dim[None, :],

@@ -68,26 +68,26 @@ def cell_reads(
     Args:
         queries: after rotary positions, ``(B, H, Q, D)``, the last dimension contiguous.
         limits: what the log-share of a cell must be above, float32 ``(B or 1, Q, bands)``.
-        first, second, cell_bias: `CellRouter.in_two_steps`, ``(H_kv, r * D, n)``, ``(H_kv, n, K * bands + 1)`` and
-            ``(H_kv, 1, K * bands + 1)``, of "near" last.
-        offset: added to the limits of each head, ``(H_kv,)``.
+        first, second, cell_bias: `CellRouter.in_two_steps`, ``(H_c, r * D, n)``, ``(H_c, n, K * bands + 1)`` and
+            ``(H_c, 1, K * bands + 1)``, of "near" last.
+        offset: added to the limits of each chooser, ``(H_c,)``.
 
     Returns:
-        bool ``(B, H_kv, Q, K, bands)``.
+        bool ``(B, H_c, Q, K, bands)``.
     """
     batch, num_heads, length, head_dim = queries.shape
-    kv_heads, scores, bands = first.shape[0], first.shape[2], limits.shape[2]
+    choosers, scores, bands = first.shape[0], first.shape[2], limits.shape[2]
     cells = second.shape[2] - 1
-    reads = torch.empty(batch, kv_heads, length, cells // bands, bands, dtype=torch.bool, device=queries.device)
+    reads = torch.empty(batch, choosers, length, cells // bands, bands, dtype=torch.bool, device=queries.device)
     limits = limits.contiguous()
     router = (x.contiguous() for x in (first, second, cell_bias, offset))
     with torch.cuda.device_of(queries):  # Triton launches on the current device
-        _reads[(triton.cdiv(length, TOKENS), batch * kv_heads)](
+        _reads[(triton.cdiv(length, TOKENS), batch * choosers)](
             *(queries, limits, *router, reads.view(torch.uint8), length),
             limits.stride(0) if limits.shape[0] > 1 else 0,
             *queries.stride()[:3],
-            KV_HEADS=kv_heads,
-            HEADS=num_heads // kv_heads,
+            CHOOSERS=choosers,
+            HEADS=num_heads // choosers,
             HEAD_DIM=head_dim,
             PIECE=min(PIECE, width_of(head_dim)),
             SCORES=scores,
@@ -135,11 +135,11 @@ def _groups(  # type: ignore[no-untyped-def]  # Triton's types are those of its 
 @triton.jit(do_not_specialize=["length", "limits_row"])
 def _reads(  # type: ignore[no-untyped-def]
     queries, limits, first, second, cell_bias, offset, reads, length, limits_row, query_row, query_head, query_place,
-    KV_HEADS: tl.constexpr, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PIECE: tl.constexpr, SCORES: tl.constexpr,
+    CHOOSERS: tl.constexpr, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PIECE: tl.constexpr, SCORES: tl.constexpr,
     SCORES_WIDTH: tl.constexpr, CELLS: tl.constexpr, SOME: tl.constexpr, BANDS: tl.constexpr, TOKENS: tl.constexpr,
 ):
     own = tl.program_id(1)
-    row, head = (own // KV_HEADS).to(tl.int64), own % KV_HEADS
+    row, head = (own // CHOOSERS).to(tl.int64), own % CHOOSERS
     which = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     here = which < length
     score, some = tl.arange(0, SCORES_WIDTH), tl.arange(0, SOME)

@@ -28,19 +28,19 @@ def attended(  # type: ignore[no-untyped-def]  # Triton's types are those of its
 # fmt: off
 @triton.jit(do_not_specialize=["bound", "chunk", "groups_row", "groups_head", "positions_row", "table_row"])
 def select_keys(  # type: ignore[no-untyped-def]
-    key_groups, reads, query_positions, key_positions, block_table, slots, counts, bound, chunk, kv_heads,
+    key_groups, reads, query_positions, key_positions, block_table, slots, counts, bound, chunk, choosers,
     groups_row, groups_head, groups_place, positions_row, table_row,
     QUERIES: tl.constexpr, GROUPS: tl.constexpr, BANDS: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr,
-    DENSE: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr,
+    DENSE: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr, OF_KEY_HEAD: tl.constexpr,
 ):
-    """List the keys that at least one query of a sequence attends to, for each key head.
+    """List the keys that at least one query of a sequence attends to, for each chooser.
 
-    A head's list has ``bound`` places in chunks: a chunk's entries are at its beginning, in ascending order, and
+    A chooser's list has ``bound`` places in chunks: a chunk's entries are at its beginning, in ascending order, and
     ``counts`` says how many. Of one query with a block table an entry is already ``block * block size + place in the
     block``, otherwise a place of the sequence.
     """
     own, number = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    row, head = own // kv_heads, own % kv_heads
+    row, head = own // choosers, own % choosers // OF_KEY_HEAD
     last = tl.load(query_positions + row * QUERIES)
     for query in tl.static_range(1, QUERIES):
         last = tl.maximum(last, tl.load(query_positions + row * QUERIES + query))
@@ -84,8 +84,8 @@ def merge_parts(  # type: ignore[no-untyped-def]
 ):
     own = tl.program_id(0)
     head, which = own // QUERIES % num_heads, own % QUERIES
-    of_key_head = own // QUERIES // HEADS  # sequences and key heads
-    first = of_key_head.to(tl.int64) * splits * HEADS * QUERIES + head % HEADS * QUERIES + which
+    of_chooser = own // QUERIES // HEADS  # sequences and choosers
+    first = of_chooser.to(tl.int64) * splits * HEADS * QUERIES + head % HEADS * QUERIES + which
     dim = tl.arange(0, VALUE_WIDTH)
     peak, total = LOWEST, 0.0
     if sink_logits is not None:

@@ -15,7 +15,7 @@ from .library import library, missing
 _DTYPES = (torch.float32, torch.bfloat16)
 
 #: `Task` of attend.cpp, `Route` of route.cpp: addresses, strides, numbers.
-_TASK, _ROUTE = struct.Struct("9P18q16qd"), struct.Struct("8P4q10q")
+_TASK, _ROUTE = struct.Struct("9P18q17qd"), struct.Struct("8P4q10q")
 
 
 def is_native(*tensors: Tensor) -> bool:
@@ -94,7 +94,10 @@ def attend(
     # Nothing below checks an address: these fit, or raise.
     value = value.expand(*key.shape[:3], -1)
     groups = groups.expand(*key.shape[:3])
-    reads = reads.expand(query.shape[0], key.shape[1], query.shape[2], -1, pattern.num_bands)
+    kv_heads, choosers = key.shape[1], max(key.shape[1], reads.shape[1])
+    reads = reads.expand(query.shape[0], choosers, query.shape[2], -1, pattern.num_bands)
+    if choosers % kv_heads or query.shape[1] % choosers:
+        raise ValueError(f"{query.shape[1]} query heads, {choosers} that choose and {kv_heads} of keys do not fit.")
     cells = reads.shape[-2] * reads.shape[-1]
     if reads.stride(-1) != 1 or reads.stride(-2) != reads.shape[-1]:
         reads = reads.contiguous()
@@ -107,7 +110,7 @@ def attend(
         *(0 if tensor is None else tensor.data_ptr() for tensor in (sinks, edges, table)),
         output.data_ptr(),
         *(stride for tensor in laid_out for stride in tensor.stride()[:3]),
-        *(*query.shape[:2], key.shape[1], query.shape[2], keys, key.shape[3], value.shape[3], cells),
+        *(*query.shape[:2], choosers, choosers // kv_heads, query.shape[2], keys, key.shape[3], value.shape[3], cells),
         *(pattern.num_bands, pattern.local_window, pattern.sink_tokens - first, pattern.dense_below - first),
         *(
             torch.get_num_threads(),
@@ -123,14 +126,15 @@ def attend(
 
 def cell_reads(queries: Tensor, router: CellRouter, limits: Tensor) -> Tensor:
     """`routing.cells.cell_reads`."""
-    (batch, heads, count, dim), (kv_heads, groups, dimensions) = queries.shape, router.centroids.shape
+    (batch, heads, count, dim), (_, groups, dimensions) = queries.shape, router.centroids.shape
+    choosers = router.offset.shape[0]
     queries = queries if queries.stride(-1) == 1 else queries.contiguous()
     tensors, bands, limits = _laid_out(router), router.num_bands, limits.contiguous()
-    reads = torch.empty(batch, kv_heads, count, groups, bands, dtype=torch.bool)
+    reads = torch.empty(batch, choosers, count, groups, bands, dtype=torch.bool)
     task = _ROUTE.pack(
         *(tensor.data_ptr() for tensor in (*tensors, queries, limits, reads)),
         *(*queries.stride()[:3], limits.stride(0) if limits.shape[0] > 1 else 0),
-        *(batch, kv_heads, heads // kv_heads, count, dim, dimensions, groups, bands),
+        *(batch, choosers, heads // choosers, count, dim, dimensions, groups, bands),
         *(torch.get_num_threads(), queries.dtype == torch.bfloat16),
     )
     library().focus_route(task)
@@ -144,6 +148,12 @@ def _laid_out(router: CellRouter) -> list[Tensor]:
         with torch.inference_mode(False), torch.no_grad():
             first, groups = router.in_two_steps(torch.float32)[0].transpose(1, 2), router.centroids.shape[1]
             bias = router.cell_bias[:, :-1].unflatten(1, (groups, -1)).transpose(1, 2)
-            of_heads = first, router.centroids.transpose(1, 2), bias, router.cell_bias[:, -1], router.offset
+            of_heads = (
+                first,
+                router.centroids_of_choosers().transpose(1, 2),
+                bias,
+                router.cell_bias[:, -1],
+                router.offset,
+            )
             kept = vars(router)["_laid_out"] = [tensor.float().contiguous() for tensor in of_heads]
     return kept

@@ -50,15 +50,15 @@ inline void find_rows(const bfloat16* from, int64_t stride, const int32_t* index
 
 // NV vectors of rows: the rows of vector v are those of query head (start + v) * LANES / BLOCK.
 template <class T, int NV>
-void attend_rows(const Task& t, int64_t sequence, int64_t kv_head, int64_t block, int64_t start, Room& room) {
+void attend_rows(const Task& t, int64_t sequence, int64_t chooser, int64_t block, int64_t start, Room& room) {
     constexpr int COUNT = std::min(8, SUMS / NV), WIDTH = NV * LANES, OF_HEAD = BLOCK / LANES;
     const int64_t first = block * BLOCK, size = std::min<int64_t>(BLOCK, t.queries - first);
-    const int64_t group = t.heads / t.kv_heads;
-    const T* key = at<T>(t.key, t.of_key, sequence, kv_head, 0);
-    const T* value = at<T>(t.value, t.of_value, sequence, kv_head, 0);
+    const int64_t group = t.heads / t.choosers;
+    const T* key = at<T>(t.key, t.of_key, sequence, chooser / t.of_key_head, 0);
+    const T* value = at<T>(t.value, t.of_value, sequence, chooser / t.of_key_head, 0);
     room.rows.assign(t.dim * WIDTH, 0), room.sums.assign(t.value_dim * WIDTH, 0);
     room.scores.resize((TILE + COUNT) * WIDTH), room.wide.resize(TILE * (t.dim + t.value_dim));
-    auto head_of = [&](int row) { return kv_head * group + (start + row / LANES) / OF_HEAD; };
+    auto head_of = [&](int row) { return chooser * group + (start + row / LANES) / OF_HEAD; };
     auto query_of = [&](int row) { return (start + row / LANES) % OF_HEAD * LANES + row % LANES; };
     for (int row = 0; row < WIDTH; row++)
         if (query_of(row) < size) {
@@ -125,26 +125,26 @@ void attend_rows(const Task& t, int64_t sequence, int64_t kv_head, int64_t block
 }
 
 template <class T>
-void attend_block(const Task& t, int64_t sequence, int64_t kv_head, int64_t block, Room& room) {
+void attend_block(const Task& t, int64_t sequence, int64_t chooser, int64_t block, Room& room) {
     const int64_t first = block * BLOCK, size = std::min<int64_t>(BLOCK, t.queries - first);
-    room.keys.find(t, at<uint8_t>(t.groups, t.of_groups, sequence, kv_head, 0),
-                   at<uint8_t>(t.reads, t.of_reads, sequence, kv_head, first), t.keys - t.queries + first, size,
+    room.keys.find(t, at<uint8_t>(t.groups, t.of_groups, sequence, chooser / t.of_key_head, 0),
+                   at<uint8_t>(t.reads, t.of_reads, sequence, chooser, first), t.keys - t.queries + first, size,
                    t.first(sequence));
-    const int64_t vectors = t.heads / t.kv_heads * (BLOCK / LANES);
+    const int64_t vectors = t.heads / t.choosers * (BLOCK / LANES);
     const int64_t parts = (vectors + ROW_VECTORS - 1) / ROW_VECTORS;
     for (int64_t part = 0; part < parts; part++) {
         const int64_t start = part * vectors / parts, count = (part + 1) * vectors / parts - start;
-        if (count == 1) attend_rows<T, 1>(t, sequence, kv_head, block, start, room);
-        if (count == 2) attend_rows<T, 2>(t, sequence, kv_head, block, start, room);
-        if (count == 3) attend_rows<T, 3>(t, sequence, kv_head, block, start, room);
-        if (count == 4) attend_rows<T, 4>(t, sequence, kv_head, block, start, room);
+        if (count == 1) attend_rows<T, 1>(t, sequence, chooser, block, start, room);
+        if (count == 2) attend_rows<T, 2>(t, sequence, chooser, block, start, room);
+        if (count == 3) attend_rows<T, 3>(t, sequence, chooser, block, start, room);
+        if (count == 4) attend_rows<T, 4>(t, sequence, chooser, block, start, room);
     }
 }
 
 template <class T>
 void attend_blocks(const Task& t) {
-    const int64_t blocks = (t.queries + BLOCK - 1) / BLOCK, heads = t.batch * t.kv_heads;
+    const int64_t blocks = (t.queries + BLOCK - 1) / BLOCK, heads = t.batch * t.choosers;
     for_each<Room>(blocks * heads, t.threads, [&](int64_t item, Room& room) {  // the longest first
-        attend_block<T>(t, item % heads / t.kv_heads, item % t.kv_heads, item / heads, room);
+        attend_block<T>(t, item % heads / t.choosers, item % t.choosers, item / heads, room);
     });
 }

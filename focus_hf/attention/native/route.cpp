@@ -8,16 +8,16 @@
 
 // As `cell_reads` in calls.py packs it. All but the queries is contiguous; numbers = dimensions + bands + 1.
 struct Route {
-    const float* first;      // (kv_heads, numbers, group * dim)
-    const float* centroids;  // (kv_heads, dimensions, groups)
-    const float* bias;       // (kv_heads, bands, groups)
-    const float* near;       // (kv_heads)
-    const float* offset;     // (kv_heads)
-    const void* query;       // (batch, kv_heads * group, queries, dim), bfloat16 if narrow
+    const float* first;      // (choosers, numbers, group * dim)
+    const float* centroids;  // (choosers, dimensions, groups)
+    const float* bias;       // (choosers, bands, groups)
+    const float* near;       // (choosers)
+    const float* offset;     // (choosers)
+    const void* query;       // (batch, choosers * group, queries, dim), bfloat16 if narrow
     const float* limits;     // (batch, queries, bands)
-    uint8_t* reads;          // (batch, kv_heads, queries, groups, bands)
+    uint8_t* reads;          // (batch, choosers, queries, groups, bands)
     int64_t of_query[3], of_limits;  // of_limits: from sequence to sequence
-    int64_t batch, kv_heads, group, queries, dim, dimensions, groups, bands, threads, narrow;
+    int64_t batch, choosers, group, queries, dim, dimensions, groups, bands, threads, narrow;
 
     int64_t width() const { return group * dim; }
     int64_t numbers() const { return dimensions + bands + 1; }
@@ -29,7 +29,7 @@ struct Route {
     }
     const float* limits_of(int64_t row) const { return limits + row / queries * of_limits + row % queries * bands; }
     uint8_t* reads_of(int64_t row, int64_t head) const {
-        return reads + ((row / queries * kv_heads + head) * queries + row % queries) * groups * bands;
+        return reads + ((row / queries * choosers + head) * queries + row % queries) * groups * bands;
     }
 };
 
@@ -133,7 +133,7 @@ void route_one(const Route& t, int64_t head, int64_t row, Space& space) {
 template <class T>
 void route(const Route& t) {
     const int64_t rows = t.batch * t.queries, step = rows < LANES ? 1 : LANES, blocks = (rows + step - 1) / step;
-    for_each<Space>(blocks * t.kv_heads, step == 1 ? 1 : t.threads, [&](int64_t item, Space& space) {
+    for_each<Space>(blocks * t.choosers, step == 1 ? 1 : t.threads, [&](int64_t item, Space& space) {
         (step == 1 ? route_one<T> : route_many<T>)(t, item / blocks, item % blocks * step, space);
     });
 }

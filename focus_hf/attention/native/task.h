@@ -23,7 +23,8 @@ struct Task {
     const int32_t* table;      // of each sequence the blocks that its keys are in; null: one, which has its own number
     void* output;
     Strides of_query, of_key, of_value, of_groups, of_reads, of_output;  // of keys: block, head, place
-    int64_t batch, heads, kv_heads, queries, keys, dim, value_dim, cells, bands;
+    int64_t batch, heads, choosers, of_key_head;  // of_key_head: choosers that read the same key head
+    int64_t queries, keys, dim, value_dim, cells, bands;
     int64_t window, sinks, dense, threads, narrow;  // sinks, dense: counted from the first key; narrow: bfloat16
     int64_t block_size, table_row;
     double scale;

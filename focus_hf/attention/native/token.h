@@ -8,8 +8,8 @@ constexpr int64_t SPAN = 2048;           // keys that one piece of work looks at
 constexpr int64_t AHEAD = 16, LINE = 64;  // keys that are asked for before they are wanted; bytes of a cache line
 
 // Which of some keys the newest token of a sequence reads.
-int64_t find_keys(const Task& t, int64_t sequence, int64_t kv_head, int64_t begin, int64_t end, Room& room) {
-    const uint8_t* reads = at<uint8_t>(t.reads, t.of_reads, sequence, kv_head, 0);
+int64_t find_keys(const Task& t, int64_t sequence, int64_t chooser, int64_t begin, int64_t end, Room& room) {
+    const uint8_t* reads = at<uint8_t>(t.reads, t.of_reads, sequence, chooser, 0);
     const int64_t first = t.first(sequence), query = t.stop(sequence) - 1, sinks = first + t.sinks;
     const int64_t near = first + t.dense > query ? 0 : query - t.window;
     int32_t* index = (room.keys.index.resize(SPAN + 1), room.keys.index.data());
@@ -19,7 +19,7 @@ int64_t find_keys(const Task& t, int64_t sequence, int64_t kv_head, int64_t begi
     while (key < end) {  // block after block; what is listed are places in the block
         const int64_t number = key / t.block_size, start = number * t.block_size, listed = count;
         const int64_t block = t.block(sequence, number), stop = std::min(end, start + t.block_size) - start;
-        const uint8_t* groups = at<uint8_t>(t.groups, t.of_groups, block, kv_head, 0);
+        const uint8_t* groups = at<uint8_t>(t.groups, t.of_groups, block, chooser / t.of_key_head, 0);
         int64_t place = key - start;
         for (; place < std::min({stop, sinks - start, near - start}); place++) index[count++] = place;
         for (int64_t band = t.bands - 1; band >= 0; band--)
@@ -38,10 +38,10 @@ int64_t find_keys(const Task& t, int64_t sequence, int64_t kv_head, int64_t begi
 
 // What HEADS query heads find among some keys: of each its largest score, the sum of weights, and the weighted values.
 template <class T, int HEADS>
-void attend_keys(const Task& t, int64_t sequence, int64_t kv_head, int64_t start, int64_t count, Room& room,
+void attend_keys(const Task& t, int64_t sequence, int64_t chooser, int64_t start, int64_t count, Room& room,
                  float* found) {
-    const T* key = at<T>(t.key, t.of_key, 0, kv_head, 0);
-    const T* value = at<T>(t.value, t.of_value, 0, kv_head, 0);
+    const T* key = at<T>(t.key, t.of_key, 0, chooser / t.of_key_head, 0);
+    const T* value = at<T>(t.value, t.of_value, 0, chooser / t.of_key_head, 0);
     const Place* places = room.places.data();
     const int64_t whole = t.dim / LANES * LANES, width = (count + LANES - 1) / LANES * LANES;
     room.rows.resize(HEADS * t.dim), room.scores.resize(HEADS * width);
@@ -101,16 +101,16 @@ void attend_keys(const Task& t, int64_t sequence, int64_t kv_head, int64_t start
 }
 
 template <class T>
-void attend_span(const Task& t, int64_t sequence, int64_t kv_head, int64_t begin, Room& room, float* found) {
-    const int64_t group = t.heads / t.kv_heads;
-    const int64_t count = find_keys(t, sequence, kv_head, begin, begin + SPAN, room);
+void attend_span(const Task& t, int64_t sequence, int64_t chooser, int64_t begin, Room& room, float* found) {
+    const int64_t group = t.heads / t.choosers;
+    const int64_t count = find_keys(t, sequence, chooser, begin, begin + SPAN, room);
     for (int64_t head = 0; head < group;) {
-        const int64_t some = std::min<int64_t>(4, group - head), first = kv_head * group + head;
+        const int64_t some = std::min<int64_t>(4, group - head), first = chooser * group + head;
         float* of_head = found + head * (t.value_dim + 2);
-        if (some == 1) attend_keys<T, 1>(t, sequence, kv_head, first, count, room, of_head);
-        if (some == 2) attend_keys<T, 2>(t, sequence, kv_head, first, count, room, of_head);
-        if (some == 3) attend_keys<T, 3>(t, sequence, kv_head, first, count, room, of_head);
-        if (some == 4) attend_keys<T, 4>(t, sequence, kv_head, first, count, room, of_head);
+        if (some == 1) attend_keys<T, 1>(t, sequence, chooser, first, count, room, of_head);
+        if (some == 2) attend_keys<T, 2>(t, sequence, chooser, first, count, room, of_head);
+        if (some == 3) attend_keys<T, 3>(t, sequence, chooser, first, count, room, of_head);
+        if (some == 4) attend_keys<T, 4>(t, sequence, chooser, first, count, room, of_head);
         head += some;
     }
 }
@@ -135,11 +135,11 @@ void put_together(const Task& t, int64_t sequence, int64_t head, int64_t spans, 
 
 template <class T>
 void attend_one(const Task& t) {
-    const int64_t spans = (t.keys + SPAN - 1) / SPAN, heads = t.batch * t.kv_heads, group = t.heads / t.kv_heads;
+    const int64_t spans = (t.keys + SPAN - 1) / SPAN, heads = t.batch * t.choosers, group = t.heads / t.choosers;
     const int64_t of_head = t.value_dim + 2, of_span = group * of_head;
     std::vector<float> found(heads * spans * of_span);
     for_each<Room>(heads * spans, t.threads, [&](int64_t item, Room& room) {
-        attend_span<T>(t, item / spans / t.kv_heads, item / spans % t.kv_heads, item % spans * SPAN, room,
+        attend_span<T>(t, item / spans / t.choosers, item / spans % t.choosers, item % spans * SPAN, room,
                        found.data() + item * of_span);
     });
     for (int64_t head = 0; head < t.batch * t.heads; head++)
