@@ -122,6 +122,6 @@ def needs(shapes: Shapes, recipe: FitRecipe, bytes_per_number: int) -> Needs:
         scratch=at_once * each,
         passes=passes,
         memory=int(shapes.parameters * bytes_per_number + activations + logits),
-        layer=2 * each + 3 * 4 * (choosers // shapes.kv_heads) * queries * cells,
+        layer=2 * each + 5 * 4 * (choosers // shapes.kv_heads) * queries * cells,
         operations=capturing + shapes.layers * (_PER_SCORE * kept_scores + _PER_CELL * training),
     )

@@ -36,7 +36,7 @@ class FitRecipe(Recipe):
     sink_tokens: int = option("First tokens that every token may attend to.", 4)
     num_bands: int = option("Bands of distance beyond the window, which double; the last one is open.", 7)
     each_query_head: bool = option(
-        "Query heads choose what they read each for itself, not those of a key/value head together.", False
+        "Query heads choose what they read each for itself, those of a key/value head together otherwise.", True
     )
     dense_below: int = option("Positions below it attend to everything before them; shorter prompts are dense.", 0)
     seq_len: list[int] = option(

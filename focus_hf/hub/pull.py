@@ -196,8 +196,9 @@ def adapter_info(
 
 
 def _facts(config: AdapterConfig, results: Results | None) -> dict[str, Any]:
-    shared = ("routing", "num_groups", "top_k", "local_window", "sink_tokens", "dense_below", "temperature", "gate")
-    cells = ("routing", "num_groups", "num_bands", "local_window", "sink_tokens", "dense_below", "pairs")
+    common = ("local_window", "sink_tokens", "dense_below")
+    shared = ("routing", "num_groups", "top_k", *common, "temperature", "gate")
+    cells = ("routing", "num_groups", "num_bands", "each_query_head", *common, "pairs")
     values = asdict(config)
     facts: dict[str, Any] = {
         "base_model": config.base_model_name_or_path,
