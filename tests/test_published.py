@@ -21,12 +21,10 @@ BASES = {
 }
 
 #: Bytes of the file of weights, at most.
-SIZES = {"smollm2-135m": 1_300_000, "qwen2.5-coder-0.5b": 1_210_000}
+SIZES = {"smollm2-135m": 1_300_000, "qwen2.5-coder-0.5b": 1_730_000}
 
 #: What reads more than it was asked for by more than 15 %, by adapter and share asked for.
 MISSED = {
-    ("qwen2.5-coder-0.5b", "0.14"): 0.165411,
-    ("qwen2.5-coder-0.5b", "0.24"): 0.283443,
     ("smollm2-135m", "0.24"): 0.280857,
     ("smollm2-135m", "0.4"): 0.463447,
 }
@@ -61,7 +59,7 @@ def test_the_recipe_can_be_run_again(adapter):
     recipe = FitRecipe(**yaml.safe_load((adapter / "recipe.yaml").read_text()))
     config = check_adapter(adapter)
     assert recipe.model == BASES[adapter.name] and all((ROOT / file).is_file() for file in recipe.train_file)
-    for name in ("num_groups", "group_dim", "local_window", "num_bands", "sink_tokens", "pairs"):
+    for name in ("num_groups", "group_dim", "local_window", "num_bands", "sink_tokens", "pairs", "each_query_head"):
         assert getattr(recipe, name) == getattr(config, name)
     results = load_results(adapter)
     assert results is not None
