@@ -39,7 +39,7 @@ class HeadView:
         layer_idx: index of the layer.
         head: which key/value head.
         routing_config: of the adapter in force.
-        reads: what each token of the call reads, bool ``(B, T, K, bands)``.
+        reads: what any of its query heads reads for each token of the call, bool ``(B, T, K, bands)``.
     """
 
     name: str

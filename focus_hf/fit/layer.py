@@ -46,9 +46,7 @@ def fit_layer(
     del keys
     own_heads = [list(window.seen_by(len(grouping.centroids))) for window in windows]
     routers = []
-    for head, seen in enumerate(
-        zip(*own_heads, strict=True)
-    ):  # one by one: of all cells of all queries there are many
+    for head, seen in enumerate(zip(*own_heads, strict=True)):  # one by one: the cells of all queries are many
         router = grouping.of_heads(head, 1)
         choosers = seen[0].queries.shape[0] if recipe.each_query_head else 1
         importance = torch.cat([_importance(window, router, pattern, choosers) for window in seen], dim=1)

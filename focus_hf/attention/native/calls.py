@@ -148,12 +148,7 @@ def _laid_out(router: CellRouter) -> list[Tensor]:
         with torch.inference_mode(False), torch.no_grad():
             first, groups = router.in_two_steps(torch.float32)[0].transpose(1, 2), router.centroids.shape[1]
             bias = router.cell_bias[:, :-1].unflatten(1, (groups, -1)).transpose(1, 2)
-            of_heads = (
-                first,
-                router.centroids_of_choosers().transpose(1, 2),
-                bias,
-                router.cell_bias[:, -1],
-                router.offset,
-            )
+            centroids = router.centroids_of_choosers().transpose(1, 2)
+            of_heads = first, centroids, bias, router.cell_bias[:, -1], router.offset
             kept = vars(router)["_laid_out"] = [tensor.float().contiguous() for tensor in of_heads]
     return kept
