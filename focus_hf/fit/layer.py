@@ -15,10 +15,13 @@ from ..attention import Pattern
 from ..files import write_atomically
 from ..routing.cells import CellRouter, key_groups
 from .clusters import cluster_keys
-from .curves import HeadCurves, measure
+from .curves import HeadCurves, measure, octave
 from .importance import LayerWindow, cell_importance
 from .query_router import train_query_router
 from .recipe import FitRecipe
+
+#: Up to here queries have little far away: they are of one octave.
+_EARLY = 256
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,7 @@ def fit_layer(
     keys = torch.cat([window.plain_keys for window in windows], dim=1)
     grouping = cluster_keys(keys, recipe.num_groups, recipe.group_dim, generator)
     del keys
+    often = evenly_often(torch.cat([window.positions for window in windows]))
     own_heads = [list(window.seen_by(len(grouping.centroids))) for window in windows]
     routers = []
     for head, seen in enumerate(zip(*own_heads, strict=True)):  # one by one: the cells of all queries are many
@@ -51,10 +55,19 @@ def fit_layer(
         choosers = seen[0].queries.shape[0] if recipe.each_query_head else 1
         importance = torch.cat([_importance(window, router, pattern, choosers) for window in seen], dim=1)
         queries = torch.cat([_side_by_side(window, choosers) for window in seen], dim=1)
-        routers.append(train_query_router(router, queries, importance, recipe.steps, generator))
+        routers.append(train_query_router(router, queries, importance, often, recipe.steps, generator))
         del importance, queries
     router = CellRouter(*map(torch.cat, zip(*(router.tensors().values() for router in routers), strict=True)))
     return LayerFit(router, measure(map(read, measure_on), router, pattern))
+
+
+def evenly_often(positions: Tensor) -> Tensor:
+    """How often to draw each query so that all octaves of positions teach as much: float32, like the positions.
+
+    Most windows are short, so that few queries have anything far away; in a long context most have.
+    """
+    octaves = octave(positions.clamp(min=_EARLY))
+    return octaves.bincount().reciprocal()[octaves]
 
 
 def _side_by_side(window: LayerWindow, choosers: int) -> Tensor:

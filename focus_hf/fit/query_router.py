@@ -18,7 +18,7 @@ _WARMUP = 20
 
 
 def train_query_router(
-    router: CellRouter, queries: Tensor, importance: Tensor, steps: int, generator: torch.Generator
+    router: CellRouter, queries: Tensor, importance: Tensor, often: Tensor, steps: int, generator: torch.Generator
 ) -> CellRouter:
     """Fit what judges queries, of several heads, by cross-entropy; centroids stay as they are.
 
@@ -30,6 +30,7 @@ def train_query_router(
         queries: rotated, the ``r`` of a chooser side by side, float32 ``(n, N, r D)``; choosers of one key/value head
             follow each other.
         importance: of each cell and of "near" to each query, ``(n, N, K * bands + 1)``.
+        often: how often each query is to be drawn, beside the others: float ``(N,)``.
         steps: of Adam, with cosine decay.
         generator: of the batches.
 
@@ -42,7 +43,8 @@ def train_query_router(
     targets = _weighted(importance)
     each, per_chooser = len(queries) // len(router.centroids), queries.shape[-1] // router.key_projection.shape[-1]
     project, centroids = (x.repeat_interleave(each, dim=0) for x in (router.key_projection, router.centroids))
-    bias = (targets.mean(dim=1) + 1e-6).log()
+    often = often / often.sum()
+    bias = ((targets * often[:, None]).sum(dim=1) + 1e-6).log()
     bands = targets.shape[-1] // centroids.shape[1]
     learnt = [
         project.repeat(1, 1, per_chooser) * (0.3 * spread / per_chooser),
@@ -55,7 +57,7 @@ def train_query_router(
     )
     with torch.enable_grad():
         for _ in range(steps):
-            some = torch.randint(queries.shape[1], (min(_BATCH, queries.shape[1]),), generator=generator)
+            some = often.multinomial(min(_BATCH, len(often)), replacement=True, generator=generator)
             scores, wanted = _scores(queries[:, some], centroids, *learnt), targets[:, some]
             loss = wanted.sum(dim=-1) * scores.logsumexp(dim=-1) - (wanted * scores).sum(dim=-1)
             optimizer.zero_grad()

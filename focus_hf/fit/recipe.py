@@ -30,7 +30,7 @@ class FitRecipe(Recipe):
     train_file: list[str] = option(
         "Text file or .jsonl file; may be repeated, each gives as many windows. Many kinds are better than much.", list
     )
-    num_groups: int = option("Groups per key/value head (K).", 128)
+    num_groups: int = option("Groups per key/value head (K).", 72)
     group_dim: int = option("Dimension of the centroids (d_g).", 12)
     local_window: int = option("Distance up to which all pairs are attended (w).", 32)
     sink_tokens: int = option("First tokens that every token may attend to.", 4)

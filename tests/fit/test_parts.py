@@ -18,6 +18,7 @@ from focus_hf.fit.clusters import balanced_kmeans, cluster_keys, reduce_directio
 from focus_hf.fit.curves import THRESHOLDS, HeadCurves, at_places, joined, measure, octave, place_of
 from focus_hf.fit.dial import dial, offsets, pairs_curves
 from focus_hf.fit.importance import DenseRows, LayerWindow, cell_importance, cells_of_keys, sums_by_cell
+from focus_hf.fit.layer import evenly_often
 from focus_hf.fit.query_router import train_query_router
 from focus_hf.routing.cells import CellRouter, cell_limits, cell_log_shares, cell_reads, key_groups
 from focus_hf.settings import check_fields
@@ -301,7 +302,7 @@ def test_queries_learn_which_cells_to_read():
     generator = torch.Generator().manual_seed(0)
     nothing = torch.zeros(heads)
     router = CellRouter(axes, centroids, nothing[:, None], nothing, nothing, nothing, nothing)
-    router = train_query_router(router, queries[:, :3000], importance[:, :3000], 600, generator)
+    router = train_query_router(router, queries[:, :3000], importance[:, :3000], torch.ones(3000), 600, generator)
     by_query_head = queries[:, 3000:].unflatten(-1, (2, 8)).transpose(1, 2).flatten(0, 1)
     shares, near = cell_log_shares(by_query_head[None], router)[0].tensor_split([-1], dim=-1)
     hit = (shares.argmax(dim=-1) == best[:, 3000:]).float().mean()
@@ -310,6 +311,16 @@ def test_queries_learn_which_cells_to_read():
     projections = (router.centroids, router.query_projection, router.band_projection, router.cell_bias)
     learned = query_router._scores(queries[:, 3000:], *projections).log_softmax(dim=-1)[..., :-1]
     torch.testing.assert_close(learned, shares, rtol=1e-3, atol=1e-3)
+
+
+def test_every_octave_of_positions_teaches_as_much():
+    short, long = torch.arange(1, 2048, 2), torch.arange(7, 8192, 8)
+    positions = torch.cat([short.repeat(8), long])
+    often = evenly_often(positions)
+    of_octave = [often[(positions >= start) & (positions < 2 * start)].sum() for start in (512, 1024, 2048, 4096)]
+    early = often[positions < 512].sum()
+    torch.testing.assert_close(torch.stack([early, *of_octave]), torch.ones(5))
+    assert (often[positions < 512] == often[0]).all()
 
 
 def test_sums_by_cell_keep_leading_dimensions():
