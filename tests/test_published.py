@@ -21,13 +21,7 @@ BASES = {
 }
 
 #: Bytes of the file of weights, at most.
-SIZES = {"smollm2-135m": 1_300_000, "qwen2.5-coder-0.5b": 1_730_000}
-
-#: What reads more than it was asked for by more than 15 %, by adapter and share asked for.
-MISSED = {
-    ("smollm2-135m", "0.24"): 0.280857,
-    ("smollm2-135m", "0.4"): 0.463447,
-}
+SIZES = {"smollm2-135m": 1_300_000, "qwen2.5-coder-0.5b": 1_390_000}
 
 
 @pytest.fixture(params=BASES)
@@ -90,11 +84,7 @@ def test_pairs_are_what_was_asked_for_on_average_over_texts(adapter):
         shares.setdefault(row["budget"], []).append(row["pairs"])
     for asked, found in shares.items():
         assert sum(found) / len(found) == pytest.approx(float(asked), rel=0.1)
-        assert all(
-            0.8 * float(asked) <= share <= 1.15 * float(asked)
-            or share == pytest.approx(MISSED.get((adapter.name, asked)), abs=1e-6)
-            for share in found
-        )
+        assert all(0.8 * float(asked) <= share <= 1.15 * float(asked) for share in found)
 
 
 def test_no_path_of_the_machine_that_made_it_is_in_it(adapter):
