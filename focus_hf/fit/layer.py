@@ -20,9 +20,6 @@ from .importance import LayerWindow, cell_importance
 from .query_router import train_query_router
 from .recipe import FitRecipe
 
-#: Up to here queries have little far away: they are of one octave.
-_EARLY = 256
-
 
 @dataclass(frozen=True)
 class LayerFit:
@@ -62,11 +59,11 @@ def fit_layer(
 
 
 def evenly_often(positions: Tensor) -> Tensor:
-    """How often to draw each query so that all octaves of positions teach as much: float32, like the positions.
+    """How often to draw each query so that all octaves of positions, from 512 on, teach as much: float32 ``(N,)``.
 
     Most windows are short, so that few queries have anything far away; in a long context most have.
     """
-    octaves = octave(positions.clamp(min=_EARLY))
+    octaves = octave(positions.clamp(min=256))
     return octaves.bincount().reciprocal()[octaves]
 
 
