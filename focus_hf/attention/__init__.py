@@ -3,7 +3,15 @@
 from .definition import PADDING, Pattern, WhoAttends, attended_pairs, by_memberships, of_all_heads, read_by_any
 from .kernels import KERNELS, Kernel, find_kernel, kernel_named
 from .masked import masked_attention, masked_focus_attention
-from .on_device import cell_reads, decode_in_place, key_groups, reads_in_place
+from .on_device import (
+    cell_reads,
+    decode_in_place,
+    key_groups,
+    prompt_tokens,
+    prompts_in_place,
+    reads_in_place,
+    reads_prompts_in_place,
+)
 from .pairs import count_pairs
 from .paths import PATHS, focus_attention
 from .problem import Problem, Scores
@@ -34,6 +42,9 @@ __all__ = [
     "masked_attention",
     "masked_focus_attention",
     "of_all_heads",
+    "prompt_tokens",
+    "prompts_in_place",
     "read_by_any",
     "reads_in_place",
+    "reads_prompts_in_place",
 ]

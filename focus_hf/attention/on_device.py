@@ -4,7 +4,7 @@ a GPU, where nothing is read back from the device, and the native library's on a
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -15,6 +15,9 @@ from . import native
 from .definition import Pattern
 from .kernels import triton_missing
 from .problem import Problem, Scores
+
+if TYPE_CHECKING:
+    from .kernels.triton_prompt import PromptTokens
 
 #: So many new tokens are few: each has a list of its keys. More are a prompt, in tiles.
 FEW_QUERIES = 8
@@ -90,6 +93,47 @@ def decode_in_place(
     from .kernels.triton_gather import sparse_decode  # needs Triton
 
     return sparse_decode(*tensors, newest, block_table=table, **_numbers(pattern, scores))
+
+
+def reads_prompts_in_place(query: Tensor, key: Tensor, key_groups: Tensor, scores: Scores) -> bool:
+    """Whether `prompts_in_place` can compute with tensors like these: on a GPU; see `reads_in_place`."""
+    return query.device.type == "cuda" and reads_in_place(query, key, key_groups, scores)
+
+
+def prompt_tokens(table: Tensor, block_size: int, lengths: Tensor, query_starts: Tensor, most: int) -> PromptTokens:
+    """Where the tokens of many sequences stand in an engine's blocks, see `PromptTokens.from_blocks`."""
+    from .kernels.triton_prompt import PromptTokens  # needs Triton
+
+    return PromptTokens.from_blocks(table, block_size, lengths, query_starts, most)
+
+
+def prompts_in_place(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_groups: Tensor,
+    reads: Tensor,
+    tokens: PromptTokens,
+    pattern: Pattern,
+    scores: Scores,
+) -> Tensor:
+    """Attention of the new tokens of many sequences in one launch, their keys in an engine's blocks.
+
+    Args:
+        query: ``(1, H, T, D)``, sequence after sequence.
+        key, value, key_groups: see `decode_in_place`.
+        reads: bool ``(1, H_c, T, K, bands)``.
+        tokens: of `prompt_tokens`; made once for all layers.
+        pattern: window, sinks, dense start.
+        scores: how they are made.
+
+    Returns:
+        ``(1, H, T, D_v)``.
+    """
+    from .kernels.triton_prompt import sparse_prompt  # needs Triton
+
+    tensors, size = (query, key, value, key_groups, reads), key.shape[2]
+    return sparse_prompt(*tensors, tokens=tokens, block_size=size, **_numbers(pattern, scores))[0]
 
 
 def _numbers(pattern: Pattern, scores: Scores) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """vLLM's attention backend: keys and values in vLLM's pages, attended to as an adapter's groups say.
 
-Prompts take the paths of `focus_hf.attention` over keys that are gathered; single tokens, where there are kernels for
-them, are attended to in place.
+Where there are kernels for them, keys are read in place, by all prompts of a step in one launch and by all single
+tokens in another; otherwise prompts take the paths of `focus_hf.attention` over keys that are gathered.
 """
 
 from __future__ import annotations
@@ -22,7 +22,16 @@ from vllm.v1.kv_cache_layout import KVCacheLayout
 
 from ..adapter.engines.packed import Packed, Request, attend_requests
 from ..adapter.routers import Routed
-from ..attention import Scores, decode_in_place, of_all_heads, reads_in_place
+from ..attention import (
+    Scores,
+    decode_in_place,
+    of_all_heads,
+    prompt_tokens,
+    prompts_in_place,
+    reads_in_place,
+    reads_prompts_in_place,
+)
+from ..attention.kernels import triton_missing
 from .router import LayerRouter, NoRouter, Step
 from .slots import groups_of, key_slots
 
@@ -70,6 +79,7 @@ class FocusMetadata:
     lengths: list[int]
     singles: int
     _packed: dict[int, Packed] = field(default_factory=dict)
+    _prompts: dict[int, Any] = field(default_factory=dict)
 
     def packed(self, first: int) -> Packed:
         """The requests from the ``first`` on: whose their tokens are, and where all their keys stand."""
@@ -78,6 +88,16 @@ class FocusMetadata:
             rows = key_slots(self.table[first:], lengths, self.block_size)
             self._packed[first] = Packed(rows, self.edges[first:], [0, *accumulate(lengths)])
         return self._packed[first]
+
+    def prompts(self, first: int) -> Any:
+        """The same requests, as kernels are told them that read prompts in place."""
+        if first not in self._prompts:
+            edges = torch.tensor(self.edges[first:]) - self.edges[first]
+            lengths, starts = torch.tensor(self.lengths[first:]), edges.to(self.table.device)
+            most = int(edges.diff().max())
+            ends = lengths.to(starts.device)
+            self._prompts[first] = prompt_tokens(self.table[first:], self.block_size, ends, starts, most)
+        return self._prompts[first]
 
 
 class FocusMetadataBuilder(AttentionMetadataBuilder[FocusMetadata]):
@@ -103,7 +123,10 @@ class FocusMetadataBuilder(AttentionMetadataBuilder[FocusMetadata]):
             singles += 1
         step = Step(common.slot_mapping[: edges[-1]].long(), positions)
         metadata = FocusMetadata(step, self.block_size, table, edges, lengths, singles)
-        metadata.packed(singles)
+        if singles < requests and device.type == "cuda" and triton_missing() is None:
+            metadata.prompts(singles)
+        else:
+            metadata.packed(singles)
         return metadata
 
 
@@ -159,30 +182,24 @@ class FocusImpl(AttentionImpl[FocusMetadata]):
             reads = router.reads(query, own, step)
         groups = groups.transpose(1, 2)
         scores, alone = Scores(self.scale), attn_metadata.singles
-        if not reads_in_place(query, kv_cache, groups, scores):
+        asks = (query, kv_cache, groups, scores)
+        if not reads_in_place(*asks):
             alone = 0
+        heads, (keys, values) = kv_cache.shape[1], kv_cache.split(self.head_size, dim=-1)
+        pattern = replace(router.pattern, num_bands=reads.shape[-1])
         if alone:
-            output[:alone] = self._in_place(attn_metadata, query[:alone], kv_cache, groups, reads[:alone], scores)
-        if count > alone:
+            of_heads = of_all_heads(groups, reads[:alone, :, None], heads)
+            places = step.positions[:alone], attn_metadata.table[:alone]
+            found = decode_in_place(query[:alone, :, None], keys, values, *of_heads, *places, pattern, scores)
+            output[:alone] = found[:, :, 0]
+        if count > alone and reads_prompts_in_place(*asks):
+            own, read = (x[alone:].transpose(0, 1)[None] for x in (query, reads))
+            of_heads = of_all_heads(groups, read, heads)
+            found = prompts_in_place(own, keys, values, *of_heads, attn_metadata.prompts(alone), pattern, scores)
+            output[alone:count] = found[0].transpose(0, 1)
+        elif count > alone:
             self._gathered(attn_metadata.packed(alone), query, output, tokens, groups, reads, scores)
         return output
-
-    def _in_place(
-        self, metadata: FocusMetadata, query: Tensor, kv_cache: Tensor, groups: Tensor, reads: Tensor, scores: Scores
-    ) -> Tensor:
-        """Attention of single tokens ``(R, H, D)``, their keys read where they are."""
-        heads, alone = kv_cache.shape[1], query.shape[0]
-        found = decode_in_place(
-            query[:, :, None],
-            kv_cache[..., : self.head_size],
-            kv_cache[..., self.head_size :],
-            *of_all_heads(groups, reads[:, :, None], heads),
-            metadata.step.positions[:alone],
-            metadata.table[:alone],
-            replace(self.router.pattern, num_bands=reads.shape[-1]),
-            scores,
-        )
-        return found[:, :, 0]
 
     def _gathered(
         self,

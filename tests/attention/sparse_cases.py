@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
+from focus_hf.attention import Scores, prompt_tokens, prompts_in_place
 from focus_hf.attention.definition import Pattern, WhoAttends, attended_pairs
 from focus_hf.attention.kernels import triton_gather, triton_prompt, triton_sizes
 from focus_hf.attention.kernels.triton_gather import sparse_decode
@@ -188,11 +189,11 @@ def prompt(new: int, **case: Any) -> None:
     elif case["layout"] == "blocks":
         key, value, groups, table = call.blocks()
         batch, starts = case["batch"], torch.arange(case["batch"] + 1) * new
-        tokens = PromptTokens.from_blocks(*put(table), 4, *put(torch.full((batch,), case["length"]), starts), new)
+        tokens = prompt_tokens(*put(table), 4, *put(torch.full((batch,), case["length"]), starts), new)
         query, reads = (x.transpose(0, 1).flatten(1, 2)[None] for x in (call.query, call.reads))
         tensors = put(query, key, value, groups, reads)
-        output, lse = sparse_prompt(*tensors, **call.kept, tokens=tokens, block_size=4)
-        call.compare(*(x[0].unflatten(1, (batch, new)).transpose(0, 1) for x in (output, lse)))
+        output = prompts_in_place(*tensors, tokens, call.pattern, Scores(0.3, sink_logits=call.kept["sink_logits"]))
+        call.compare(output[0].unflatten(1, (batch, new)).transpose(0, 1))
     else:
         call.compare(*sparse_prompt(*tensors, **call.kept))
 

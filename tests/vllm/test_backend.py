@@ -206,6 +206,39 @@ def test_single_tokens_are_read_in_place(backend, kind, monkeypatch):
         assert sum(counter.operations.values()) + KERNELS <= 20, counter.operations
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_prompts_are_read_in_place(backend, kind, monkeypatch):
+    """By the kernel's contract: those of a step in one call, and no layer but a step's first waits for a device."""
+    counters: list[LaunchCounter] = []
+    calls = []
+
+    def prompts(query, key, value, groups, reads, tokens, pattern, scores):  # type: ignore
+        table, size, lengths, starts, most = tokens
+        assert size == BLOCK and reads.stride()[-2:] == (reads.shape[-1], 1)
+        calls.append(len(lengths))
+        with torch._C.DisableTorchFunction(), _disable_current_modes():
+            assert query.shape[2] == reads.shape[2] == starts[-1] and most == starts.diff().max()
+            positions = [torch.arange(n - new, n) for n, new in zip(lengths.tolist(), starts.diff(), strict=True)]
+            rows = table.repeat_interleave(starts.diff(), dim=0)
+            own, read = (x[0].transpose(0, 1)[:, :, None] for x in (query, reads))
+            found = _decode(own, key, value, groups, read, torch.cat(positions), rows, pattern, scores)
+            return found.transpose(0, 2)
+
+    def decode(*arguments):  # type: ignore
+        with torch._C.DisableTorchFunction(), _disable_current_modes():
+            return _decode(*arguments)
+
+    for name in ("reads_in_place", "reads_prompts_in_place"):
+        monkeypatch.setattr(backend, name, lambda *_: True)
+    monkeypatch.setattr(backend, "decode_in_place", decode)
+    monkeypatch.setattr(backend, "prompts_in_place", prompts)
+    monkeypatch.setattr(backend, "prompt_tokens", lambda *arguments: arguments)
+    walk(backend, Case(kind), counters)
+    assert calls == [2, 2, 2, 2, 1, 1]
+    for counter in counters:
+        assert not counter.syncs, counter.syncs
+
+
 def _decode(
     query: Tensor,
     key: Tensor,
