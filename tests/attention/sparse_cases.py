@@ -6,6 +6,7 @@ Run apart, interpreted (see `triton_apart`), or on a GPU (tests/gpu). What is no
 from __future__ import annotations
 
 import json
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -179,7 +180,7 @@ def decode(new: int, **case: Any) -> None:
 
 
 def prompt(new: int, **case: Any) -> None:
-    """Prompts, or their later chunks: rows, rows with padding, or sequences in blocks whose queries are in one row."""
+    """Prompts, or later chunks: rows, rows with padding, or sequences of different lengths in blocks, packed."""
     new = min(new, case["length"])
     call = Call(new, **case)
     tensors = put(call.query, call.key, call.value, call.key_groups, call.reads)
@@ -188,14 +189,25 @@ def prompt(new: int, **case: Any) -> None:
         call.compare(*sparse_prompt(*tensors, **call.kept, tokens=tokens))
     elif case["layout"] == "blocks":
         key, value, groups, table = call.blocks()
-        batch, starts = case["batch"], torch.arange(case["batch"] + 1) * new
-        tokens = prompt_tokens(*put(table), 4, *put(torch.full((batch,), case["length"]), starts), new)
-        query, reads = (x.transpose(0, 1).flatten(1, 2)[None] for x in (call.query, call.reads))
+        cuts = [7 * row % new for row in range(case["batch"])]  # the last tokens of each are not there
+        lengths = torch.tensor([case["length"] - cut for cut in cuts])
+        starts = torch.tensor([0, *accumulate(new - cut for cut in cuts)])
+        tokens = prompt_tokens(*put(table), 4, *put(lengths, starts), max(new - cut for cut in cuts))
+        query, reads = (packed(x, cuts) for x in (call.query, call.reads))
         tensors = put(query, key, value, groups, reads)
         output = prompts_in_place(*tensors, tokens, call.pattern, Scores(0.3, sink_logits=call.kept["sink_logits"]))
-        call.compare(output[0].unflatten(1, (batch, new)).transpose(0, 1))
+        found = call.expected()[0].to(call.query.dtype)
+        for row, cut in enumerate(cuts):
+            found[row, :, : new - cut] = output[0, :, starts[row] : starts[row + 1]]
+        call.compare(found)
     else:
         call.compare(*sparse_prompt(*tensors, **call.kept))
+
+
+def packed(tensor: Tensor, cuts: list[int]) -> Tensor:
+    """Of ``(B, heads, n, ...)`` each sequence's tokens but its last ``cut``, in one row ``(1, heads, T, ...)``."""
+    rows = [row[:, : row.shape[1] - cut] for row, cut in zip(tensor, cuts, strict=True)]
+    return torch.cat(rows, dim=1)[None]
 
 
 def alike() -> None:
