@@ -55,8 +55,11 @@ def choose_groups(call: Call, scores: Tensor, balance: Tensor) -> None:
 
 def shared(call: Call, key: Tensor) -> Routed:
     """Each token is in its ``top_k`` best groups, and reads the keys that it has one in common with."""
-    ranking = rank_all(call, key)[:, -key.shape[2] :]  # a sliding layer has dropped the oldest
-    return by_ranking(ranking, call.config, call.hidden.shape[1], complete=call.complete)
+    ranking, config = rank_all(call, key)[:, -key.shape[2] :], call.config  # a sliding layer has dropped the oldest
+    numbers = sets.set_numbers(ranking[..., : config.top_k].clamp(min=0), config.num_groups)
+    if not call.complete:
+        numbers = torch.where(ranking[..., 0] < 0, unknown_set(config), numbers)
+    return by_sets(numbers, config, call.hidden.shape[1], complete=call.complete)
 
 
 def rank_all(call: Call, key: Tensor) -> Tensor:
@@ -66,15 +69,6 @@ def rank_all(call: Call, key: Tensor) -> Tensor:
     call.groups = torch.cat([_earlier_ranking(call, call.ranking, key), call.ranking], dim=1)
     call.complete = not call.seen or (call.untouched and call.memory is not None and call.memory.complete)
     return call.groups
-
-
-def by_ranking(ranking: Tensor, config: FocusSettings, num_queries: int, *, complete: bool) -> Routed:
-    """The routing of tokens whose groups are known: the best first, ``(B, S, K)``, -1 where nobody knows; see
-    `by_sets`."""
-    numbers = sets.set_numbers(ranking[..., : config.top_k].clamp(min=0), config.num_groups)
-    if not complete:
-        numbers = torch.where(ranking[..., 0] < 0, unknown_set(config), numbers)
-    return by_sets(numbers, config, num_queries, complete=complete)
 
 
 def by_sets(numbers: Tensor, config: FocusSettings, num_queries: int, *, complete: bool) -> Routed:
