@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from ...attention import Pattern, Problem, Scores, WhoAttends, focus_attention, of_all_heads
-from ..masks import added_to_scores
+from ...attention import Pattern, Scores, focus_attention
+from ..masks import Asked, added_to_scores
 from ..routers import Routed
 
 
@@ -78,12 +78,9 @@ def attend_requests(
     """
     for request in requests:
         key, value = (x.transpose(0, 1)[None].to(query.dtype) for x in stored(request.rows))
-        own, positions = query[request.new].transpose(0, 1)[None], torch.arange(key.shape[2], device=key.device)[None]
-        groups, reads, memberships = route(request, own, key)
-        groups, reads = of_all_heads(groups, reads, key.shape[1])
-        bands = replace(pattern, num_bands=reads.shape[-1])
-        who = WhoAttends(bands, positions, groups, reads, first_position=0, memberships=memberships)
-        output[request.new] = focus_attention(Problem(own, key, value, who, scores))[0].transpose(0, 1)
+        own = query[request.new].transpose(0, 1)[None]
+        problem = Asked(own, key, value, None, scores, key.shape[2]).problem(pattern, *route(request, own, key))
+        output[request.new] = focus_attention(problem)[0].transpose(0, 1)
 
 
 class PackedPages(Packed):
