@@ -36,16 +36,27 @@ class CpuFlash(Kernel):
         return "values are wider than keys" if value.shape[-1] > query.shape[-1] else None
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Result:
-        if call.window is not None:  # excluded pairs cost nothing in the mask of a band
-            return _window_forward(query, key, value, call, call.window)
-        return super().forward(query, key, value, call)
+        if call.window is None:
+            return super().forward(query, key, value, call)
+        # A band in blocks of queries; excluded pairs cost nothing in its mask.
+        q, k, v, bias = _blocks(query, key, value, call, call.window)
+        output, lse = cpu_flash(q, k, v, call.scale, bias=bias)
+        length = query.shape[0]
+        return output.flatten(0, 1)[:length], lse.flatten(0, 1)[:length]
 
     def backward(
         self, grad: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor, lse: Tensor, call: Call
     ) -> Gradients:
-        if call.window is not None:
-            return _window_backward(grad, query, key, value, output, lse, call, call.window)
-        return super().backward(grad, query, key, value, output, lse, call)
+        if call.window is None:
+            return super().backward(grad, query, key, value, output, lse, call)
+        leaves = query.detach().requires_grad_(), key.detach().requires_grad_(), value.detach().requires_grad_()
+        with torch.enable_grad():  # blocks overlap: autograd knows how their gradients add up
+            q, k, v, bias = _blocks(*leaves, call, call.window)
+        tail = -query.shape[0] % WINDOW_BLOCK
+        g, o, log = (_pad_tokens(x, 0, tail).unflatten(0, (-1, WINDOW_BLOCK)) for x in (grad, output, lse))
+        gradients = _cpu_flash_backward(g, q.detach(), k.detach(), v.detach(), o, log, call.scale, bias=bias)
+        dq, dk, dv = torch.autograd.grad((q, k, v), leaves, gradients)
+        return dq, dk, dv
 
     def _forward(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Result:
         if not call.causal:
@@ -132,34 +143,14 @@ def _cpu_flash_backward(
     return dq, dk, dv[..., : value.shape[-1]]
 
 
-def _window_forward(query: Tensor, key: Tensor, value: Tensor, call: Call, window: int) -> Result:
-    """A band in blocks of queries; each sees the ``window`` keys before it and its own.
-
-    The keys of the blocks are overlapping views of one padded tensor: nothing is copied per block.
-    """
-    q, k, v, bias = _blocks(query, key, value, call, window)
-    output, lse = cpu_flash(q, k, v, call.scale, bias=bias)
-    length = query.shape[0]
-    return output.flatten(0, 1)[:length], lse.flatten(0, 1)[:length]
-
-
-def _window_backward(
-    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor, lse: Tensor, call: Call, window: int
-) -> Gradients:
-    leaves = query.detach().requires_grad_(), key.detach().requires_grad_(), value.detach().requires_grad_()
-    with torch.enable_grad():  # blocks overlap: autograd knows how their gradients add up
-        q, k, v, bias = _blocks(*leaves, call, window)
-    tail = -query.shape[0] % WINDOW_BLOCK
-    g, o, log = (_pad_tokens(x, 0, tail).unflatten(0, (-1, WINDOW_BLOCK)) for x in (grad, output, lse))
-    gradients = _cpu_flash_backward(g, q.detach(), k.detach(), v.detach(), o, log, call.scale, bias=bias)
-    dq, dk, dv = torch.autograd.grad((q, k, v), leaves, gradients)
-    return dq, dk, dv
-
-
 def _blocks(
     query: Tensor, key: Tensor, value: Tensor, call: Call, window: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Queries ``(n, block, H, D)``, keys and values ``(n, window + block, H_kv, D)``, bias ``(n, 1, block, ...)``."""
+    """Queries ``(n, block, H, D)``, keys and values ``(n, window + block, H_kv, D)``, bias ``(n, 1, block, ...)``.
+
+    Each block sees the ``window`` keys before it and its own. The keys of the blocks are overlapping views of one
+    padded tensor: nothing is copied per block.
+    """
     earlier = key.shape[0] - query.shape[0]
     before, first = max(0, window - earlier), max(0, earlier - window)  # keys to make up; the first that is seen
     num_blocks = -(-query.shape[0] // WINDOW_BLOCK)
