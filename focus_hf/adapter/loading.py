@@ -113,7 +113,9 @@ def tensors_for(
     source = source or _source(config)
     check_tensors({name: tuple(tensor.shape) for name, tensor in tensors.items()}, config, source)
     prefix = base_prefix(model)
-    own = {plain_name(name, prefix).removesuffix(f".{adapter_name}"): name for name in _own_names(model, adapter_name)}
+    ends = tuple(f".{ROUTER}.{kind}.{adapter_name}" for kind in FocusLayer.kinds)
+    names = [name for name in model.state_dict() if unwrapped(name).endswith(ends)]
+    own = {plain_name(name, prefix).removesuffix(f".{adapter_name}"): name for name in names}
     found: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         target = own.get(plain_name(name, prefix))
@@ -176,9 +178,3 @@ def take_out(model: Any, adapter_name: str) -> None:
 
 def _source(config: FocusConfig) -> str:
     return f"The {WEIGHTS_FILE} of an adapter for {config.base_model_name_or_path or 'this model'}"
-
-
-def _own_names(model: nn.Module, adapter_name: str) -> list[str]:
-    """Names in the model's state dict of all tensors of one Focus adapter."""
-    ends = tuple(f".{ROUTER}.{kind}.{adapter_name}" for kind in FocusLayer.kinds)
-    return [name for name in model.state_dict() if unwrapped(name).endswith(ends)]
