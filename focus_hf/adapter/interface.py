@@ -15,7 +15,6 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from ..attention import (
     HARD_GATE,
-    Kernel,
     Pattern,
     Problem,
     Scores,
@@ -137,27 +136,23 @@ def routed_attention(call: Call, asked: Asked) -> Tensor:
             tell_routing(call, asked.key, routed)
     if call.assignments is not None:
         return _soft(call, call.assignments, asked.problem(call.pattern, *routed))
-    _check_kernel(router.kernel, asked)
+    kernel = router.kernel
+    if kernel is not None and (why := kernel.unsupported(asked.query, asked.value)) is not None:
+        raise ValueError(
+            f"kernel {kernel.name!r} cannot compute this attention: {why}. Choose another one, or 'auto', with "
+            "focus_hf.set_routing(model, kernel=...)."
+        )
     learns = torch.is_grad_enabled() and any(x.requires_grad for x in (asked.query, asked.key, asked.value))
     if torch.compiler.is_compiling() and not learns:
         scores, pattern = asked.scores, call.pattern
         tensors = (asked.query, asked.key, asked.value, asked.mask, *routed, scores.sink_logits, scores.bias)
         shape = (pattern.local_window, pattern.sink_tokens, pattern.dense_below)
         how = (scores.scale, scores.softcap, scores.dropout, asked.dropped, asked.is_sliding)
-        name = (router.kernel or find_kernel(asked.query, asked.value)).name
+        name = (kernel or find_kernel(asked.query, asked.value)).name
         return _compiled(*tensors, *shape, *how, router.path, name).transpose(1, 2)
     problem = asked.problem(call.pattern, *routed)
     tell_attention(call, problem)
-    return focus_attention(problem, path=router.path, kernel=router.kernel)
-
-
-def _check_kernel(kernel: Kernel | None, asked: Asked) -> None:
-    """Refuse a kernel that was named and cannot compute this."""
-    if kernel is not None and (why := kernel.unsupported(asked.query, asked.value)) is not None:
-        raise ValueError(
-            f"kernel {kernel.name!r} cannot compute this attention: {why}. Choose another one, or 'auto', with "
-            "focus_hf.set_routing(model, kernel=...)."
-        )
+    return focus_attention(problem, path=router.path, kernel=kernel)
 
 
 def _soft(call: Call, assignments: Tensor, problem: Problem) -> Tensor:
