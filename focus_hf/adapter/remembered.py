@@ -112,10 +112,15 @@ def same_keys(old: Tensor, new: Tensor) -> Tensor:
     ``B * S`` old tokens; -1 for a key that was not among them."""
     if old.shape[1::2] != new.shape[1::2] or not old.shape[0] * old.shape[2]:
         return torch.full((new.shape[0], new.shape[2]), -1, device=new.device)
-    known, order = hashes(old.to(new)).flatten().sort(stable=True)  # a cache may have been cast, too
     asked = hashes(new)
-    place = torch.searchsorted(known, asked.flatten()).clamp(max=known.shape[0] - 1)
-    return torch.where(known[place] == asked.flatten(), order[place], -1).view(asked.shape)
+    return places(hashes(old.to(new)).flatten(), asked.flatten()).view(asked.shape)  # a cache may have been cast, too
+
+
+def places(known: Tensor, asked: Tensor) -> Tensor:
+    """Where numbers ``(n,)`` are among known ones, of which there are some: int64 ``(n,)``; -1 for one that is not."""
+    ordered, order = known.sort(stable=True)
+    place = torch.searchsorted(ordered, asked).clamp(max=ordered.shape[0] - 1)
+    return torch.where(ordered[place] == asked, order[place], -1)
 
 
 def hashes(keys: Tensor) -> Tensor:

@@ -137,7 +137,7 @@ def _find_groups(call: Call, table: GroupTable, new_keys: Tensor) -> None:
         new = numbers.to(set_dtype(config))[:, None]
     table.put(table.slots(packed.written), new, owner, writers)
     slots = table.slots(packed.rows)
-    lost = table.lost(slots, owner, writers)
+    lost = table.lost(slots, writers)
     if not len(lost):
         return
     if config.by_cells:

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers.generation.continuous_batching import PagedAttentionCache
 
 from ..layer import FocusLayer
-from ..remembered import hashes, state_of, version
+from ..remembered import hashes, places, state_of, version
 
 #: Calls whose overwritten rows are kept.
 _ASIDE = 4096
@@ -66,21 +66,16 @@ def write(pages: Any, layer: int, rows: Tensor, keys: Tensor, values: Tensor) ->
     pages.left = version(tensor)
 
 
-def blocks(pages: Any, layer: int) -> tuple[Tensor, Tensor]:
-    """Keys and values of a layer where they stand: ``(blocks, H_kv, block size, D or D_v)``."""
-    stride, size = pages.block_physical_stride, pages.tokens_per_page
-    found = []
-    for view in pages._kv_token_views[layer]:
-        count = (view.shape[0] - size) // stride + 1
-        by_block = (view.stride(0) * stride, view.stride(1), view.stride(0), view.stride(2))
-        found.append(view.as_strided((count, view.shape[1], size, view.shape[2]), by_block))
-    return found[0], found[1]
-
-
 def group_table(pages: Any, layer: int) -> GroupTable:
     """Groups of the keys that a layer has in its pages."""
     if layer not in pages.tables:
-        pages.tables[layer] = GroupTable(*blocks(pages, layer), pages.block_physical_stride)
+        stride, size, found = pages.block_physical_stride, pages.tokens_per_page, []
+        for view in pages._kv_token_views[layer]:
+            count = (view.shape[0] - size) // stride + 1
+            by_block = (view.stride(0) * stride, view.stride(1), view.stride(0), view.stride(2))
+            found.append(view.as_strided((count, view.shape[1], size, view.shape[2]), by_block))
+        keys, values = found
+        pages.tables[layer] = GroupTable(keys, values, stride)
     return pages.tables[layer]
 
 
@@ -208,10 +203,8 @@ class GroupTable:
         self._groups.flatten(0, 1)[slots] = groups
         self._hashes[slots], self._seen[slots] = hashes(self.stored(slots)[0].transpose(0, 1)[None])[0], writers
 
-    def lost(self, slots: Tensor, owner: object, writers: int) -> Tensor:
-        """Those of slots ``(n,)`` whose keys' groups nobody knows; see `put`."""
-        if self._owner != owner:
-            return slots
+    def lost(self, slots: Tensor, writers: int) -> Tensor:
+        """Those of slots ``(n,)`` whose keys' groups the last owner does not know; see `put`."""
         stale = slots[self._seen[slots] != writers]
         if not len(stale):
             return stale
@@ -223,9 +216,8 @@ class GroupTable:
             return stale
         everywhere = torch.cat([self._hashes, *(seen for seen, _ in self._aside)])
         of_them = torch.cat([self._groups.flatten(0, 1), *(kept for _, kept in self._aside)])
-        known, order = everywhere.sort()
-        place = torch.searchsorted(known, asked).clamp(max=known.shape[0] - 1)
-        found = known[place] == asked
+        place = places(everywhere, asked)
+        found = place >= 0
         if bool(found.any()):
-            self.put(stale[found], of_them[order[place[found]]], owner, writers)
+            self.put(stale[found], of_them[place[found]], self._owner, writers)
         return stale[~found]
