@@ -25,7 +25,7 @@ from ..attention import (
     kernel_named,
     masked_attention,
 )
-from ..ranks import GradientsOfAllParts, several, split_over
+from ..ranks import GradientsOfAllParts, split_over
 from .call import Call, RoutedConfig, current
 from .discovery import INDICES
 from .engines.continuous import attend_pages
@@ -159,7 +159,7 @@ def _soft(call: Call, assignments: Tensor, problem: Problem) -> Tensor:
     """Training: ``(B, H, T, D_v)``."""
     router, config = call.router, call.config
     tell_attention(call, problem)
-    parts = split_over(router.get_base_layer()) if several() else None
+    parts = split_over(router.get_base_layer())
     if parts is not None:
         assignments = GradientsOfAllParts.apply(assignments, parts)
     if config.gate == HARD_GATE:

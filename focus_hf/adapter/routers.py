@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import functional as F
 
 from ..attention import cell_reads, key_groups
-from ..ranks import several, split_over
+from ..ranks import split_over
 from ..routing import hard_memberships, sets
 from ..routing.cells import CellRouter
 from ..settings import FocusSettings
@@ -165,7 +164,7 @@ def own_heads(call: Call, kv_heads: int) -> CellRouter:
     total = int(call.router.configs[call.adapter].key_value_heads or 0)
     if kv_heads == total:
         return call.router.cell_router(call.adapter)
-    parts: DeviceMesh | None = split_over(call.router.get_base_layer()) if several() else None
+    parts = split_over(call.router.get_base_layer())
     if parts is None or kv_heads * parts.size() != total:
         raise ValueError(
             f"This process has {kv_heads} of a layer's {total} key/value heads, and it is not known which. Split the "

@@ -66,7 +66,6 @@ def test_each_process_takes_the_tensors_of_its_own_heads(rank: int, routing: Any
     assert own_heads(call, 2) is whole
     with pytest.raises(ValueError, match="has 1 of a layer's 2 key/value heads, and it is not known which"):
         own_heads(call, 1)
-    monkeypatch.setattr(routers, "several", lambda: True)
     parts = SimpleNamespace(size=lambda: 2, get_local_rank=lambda: rank)
     monkeypatch.setattr(routers, "split_over", lambda module: parts)
     own = own_heads(call, 1)
