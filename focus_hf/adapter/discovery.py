@@ -54,8 +54,9 @@ def why_not(name: str, module: Any, include_sliding: bool) -> str | None:
     unused = INDICES if kind == "full_attention" and getattr(module, "indexer", None) is None else ()
     if foreign := [name for name in code.foreign if name not in unused]:
         return f"hand {', '.join(foreign)} to the attention function, which Focus does not know"
+    # transformers before 5.21 gives Gemma-2 SDPA by default, which leaves out what the model was trained with.
     if getattr(module, "attn_logit_softcapping", None) and module.config._attn_implementation == "sdpa":
-        return LOSES_CAP
+        return 'lose the soft-capping of their scores with SDPA: load the base model with attn_implementation="eager"'
     if kind not in (None, *EVERYTHING, *SLIDING):
         return f"choose the tokens that they attend to by themselves (layer type {kind!r})"
     if _limits(module.config, getattr(module, "keep_window_size", None)):
@@ -156,9 +157,6 @@ INDICES = ("indices", "block_indices")
 
 #: Reasons that `targets` has advice for.
 NOT_CAUSAL, IS_SLIDING = "are not causal", "use a sliding window by design"
-
-#: transformers before 5.21 gives Gemma-2 SDPA by default, which leaves out what the model was trained with.
-LOSES_CAP = 'lose the soft-capping of their scores with SDPA: load the base model with attn_implementation="eager"'
 
 #: What attention functions are told by name, and Focus honours or need not.
 _KNOWN = {"attention_mask", "dropout", "scaling", "sliding_window", "softcap", "s_aux", "is_causal", "deterministic"}
