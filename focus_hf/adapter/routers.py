@@ -47,7 +47,7 @@ def no_groups(key: Tensor, num_queries: int) -> Routed:
 def choose_groups(call: Call, scores: Tensor, balance: Tensor) -> None:
     """Rank the groups of the new tokens by what `FocusLayer.forward` says, and tell who observes it."""
     scores, router = scores.detach(), call.router
-    call.ranking = rank_groups(scores, balance)
+    call.ranking = (scores + balance).sort(dim=-1, descending=True, stable=True).indices.to(torch.int16)
     if router.observer is not None:
         router.observer(router, scores, hard_memberships(scores, balance, call.config.top_k))
 
@@ -111,11 +111,6 @@ def _earlier_ranking(call: Call, new_ranking: Tensor, key: Tensor) -> Tensor:
     place = same_keys(memory.keys[:, :, : memory.groups.shape[1]], key[:, :, : call.seen])
     known = memory.groups.to(key.device).flatten(0, 1)[place.clamp(min=0)]
     return torch.where(place[..., None] < 0, ranking, known)
-
-
-def rank_groups(scores: Tensor, balance: Tensor) -> Tensor:
-    """The groups of each token, the best first: int16 ``(B, T, K)`` from scores ``(B, T, K)`` and balance ``(K,)``."""
-    return (scores + balance).sort(dim=-1, descending=True, stable=True).indices.to(torch.int16)
 
 
 # -- cells: each head by itself, made of its keys and queries

@@ -21,7 +21,7 @@ from ..call import Call, start_call
 from ..dial import limits
 from ..discovery import numbered
 from ..layer import FocusLayer
-from ..routers import Routed, by_sets, no_groups, own_heads, plain_keys, rank_groups, set_dtype, unknown_set
+from ..routers import Routed, by_sets, choose_groups, no_groups, own_heads, plain_keys, set_dtype, unknown_set
 from .packed import PackedPages, Request, attend_requests
 from .pages import GroupTable, group_table, pages_of, write
 
@@ -55,7 +55,7 @@ def route_pages(router: FocusLayer, hidden: Tensor, cache: PagedAttentionCache, 
     call.tensors, call.paged = (name, router.made_by(name)), packed
     if not call.config.by_cells:
         with torch.no_grad():
-            call.ranking = rank_groups(*router(hidden, name))
+            choose_groups(call, *router(hidden, name))
     return call
 
 
