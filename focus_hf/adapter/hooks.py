@@ -87,7 +87,7 @@ class _Hooks:
                 slot = self.slot_by_call(attention, given.arguments)
             _continue_cache(call, cache_layer(cache, slot))
         is_long = call.seen + hidden.shape[1] > call.pattern.dense_length
-        if is_soft(router, name, cached_tokens=call.seen) and is_long:
+        if is_soft(call) and is_long:
             scores, balance = router(hidden, name)
             call.assignments = assignments_of(call, scores, balance, valid_tokens(kwargs.get("attention_mask")))
             choose_groups(call, scores, balance)  # a cache remembers those that inference would have

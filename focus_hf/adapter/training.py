@@ -11,8 +11,8 @@ from .call import Call
 from .layer import FocusLayer
 
 
-def is_soft(router: FocusLayer, adapter_name: str, *, cached_tokens: int) -> bool:
-    """Whether a call that continues so many cached tokens goes through the gates of training.
+def is_soft(call: Call) -> bool:
+    """Whether a call goes through the gates of training.
 
     With ``mode=None`` one does that gives gradients to centroids: in training, and in eval mode where that changes no
     value, with the hard gate. One that continues a cache cannot, and is an error in training only.
@@ -20,10 +20,10 @@ def is_soft(router: FocusLayer, adapter_name: str, *, cached_tokens: int) -> boo
     Raises:
         ValueError: soft, and the call continues a cache or the adapter routes by cells.
     """
-    config = router.configs[adapter_name]
+    router, config = call.router, call.config
     if router.mode is None:
-        learns = torch.is_grad_enabled() and not config.by_cells and router.focus_centroids[adapter_name].requires_grad
-        if not learns or not (router.training or (not cached_tokens and config.gate == HARD_GATE)):
+        learns = torch.is_grad_enabled() and not config.by_cells and router.focus_centroids[call.adapter].requires_grad
+        if not learns or not (router.training or (not call.seen and config.gate == HARD_GATE)):
             return False
     elif router.mode != "soft":
         return False
@@ -32,7 +32,7 @@ def is_soft(router: FocusLayer, adapter_name: str, *, cached_tokens: int) -> boo
             "An adapter that routes by cells is fitted (focus-hf fit), not trained by gradient, and has no soft mode. "
             'Route it with focus_hf.set_routing(model, mode="hard").'
         )
-    if cached_tokens:
+    if call.seen:
         raise ValueError(
             "Soft routing looks at whole sequences and cannot continue a cache. Generate in hard mode: "
             'focus_hf.set_routing(model, mode="hard").'
