@@ -1,12 +1,11 @@
 """Attention backends that return logsumexps, and the choice among them."""
 
-from .base import PENALTY, Call, Gradients, Kernel, Result, Rows, lengthen, merge, triton_missing
+from .base import Call, Gradients, Kernel, Result, Rows, lengthen, merge, triton_missing
 from .choose import KERNELS, find_kernel, kernel_named
 from .reference import Reference
 
 __all__ = [
     "KERNELS",
-    "PENALTY",
     "Call",
     "Gradients",
     "Kernel",
