@@ -17,9 +17,7 @@ from .layer import focus_layers
 
 _KEEP: Any = object()
 
-#: ``None`` lets the layer decide: soft while its centroids train, hard otherwise. "local" switches groups off and
-#: keeps window and sinks: what is left without the adapter's contribution. "window" is the same with another
-#: width. "dense" routes nothing.
+#: See `set_routing`.
 MODES = (None, "soft", "hard", "local", "window", "dense")
 
 
