@@ -112,8 +112,8 @@ def same_keys(old: Tensor, new: Tensor) -> Tensor:
     ``B * S`` old tokens; -1 for a key that was not among them."""
     if old.shape[1::2] != new.shape[1::2] or not old.shape[0] * old.shape[2]:
         return torch.full((new.shape[0], new.shape[2]), -1, device=new.device)
-    asked = hashes(new)
-    return places(hashes(old.to(new)).flatten(), asked.flatten()).view(asked.shape)  # a cache may have been cast, too
+    known, asked = (hashes(keys.transpose(1, 2)) for keys in (old.to(new), new))  # a cache may have been cast, too
+    return places(known.flatten(), asked.flatten()).view(asked.shape)
 
 
 def places(known: Tensor, asked: Tensor) -> Tensor:
@@ -124,8 +124,8 @@ def places(known: Tensor, asked: Tensor) -> Tensor:
 
 
 def hashes(keys: Tensor) -> Tensor:
-    """A number for each token by the bits of its keys: int64 ``(B, S)``."""
-    rows = keys.transpose(1, 2).flatten(2).contiguous().view(torch.uint8)
+    """A number for each token by the bits of its keys ``(..., H_kv, D)``: int64 ``(...)``."""
+    rows = keys.flatten(-2).contiguous().view(torch.uint8)
     rows = torch.nn.functional.pad(rows, (0, -rows.shape[-1] % 8)).view(torch.int64)
     generator = torch.Generator().manual_seed(0)
     odd = torch.randint(-(2**62), 2**62, (rows.shape[-1],), generator=generator).to(rows.device) * 2 + 1

@@ -201,14 +201,14 @@ class GroupTable:
             self._seen = torch.full_like(self._hashes, -1, dtype=torch.int32)
         self._aside = [*self._aside[-_ASIDE:], (self._hashes[slots], self.groups(slots))]
         self._groups.flatten(0, 1)[slots] = groups
-        self._hashes[slots], self._seen[slots] = hashes(self.stored(slots)[0].transpose(0, 1)[None])[0], writers
+        self._hashes[slots], self._seen[slots] = hashes(self.stored(slots)[0]), writers
 
     def lost(self, slots: Tensor, writers: int) -> Tensor:
         """Those of slots ``(n,)`` whose keys' groups the last owner does not know; see `put`."""
         stale = slots[self._seen[slots] != writers]
         if not len(stale):
             return stale
-        asked = hashes(self.stored(stale)[0].transpose(0, 1)[None])[0]
+        asked = hashes(self.stored(stale)[0])
         moved = self._hashes[stale] != asked
         self._seen[stale[~moved]] = writers
         stale, asked = stale[moved], asked[moved]
