@@ -55,16 +55,14 @@ def dial_figure(results: Results, folder: Path) -> Path | None:
         Its path; ``None`` if nothing was measured that it could show, or matplotlib is missing.
     """
     try:
-        import matplotlib
+        from matplotlib.figure import Figure
     except ModuleNotFoundError:
         return None
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     points = {length: modes for length, modes in dial_points(results).items() if modes.get("hard")}
     if not points:
         return None
-    figure, axis = pyplot.subplots(figsize=(6.4, 5.4), dpi=180, layout="constrained")
+    figure = Figure(figsize=(6.4, 5.4), dpi=180, layout="constrained")
+    axis = figure.subplots()
     drawn = [("hard", "Focus", _FOCUS)]
     drawn += [(mode, OPPONENTS[mode], colour) for mode, colour in zip(_least(points), _RIVALS, strict=False)]
     drawn += [("window", OPPONENTS["window"], _WINDOW)]
@@ -85,7 +83,6 @@ def dial_figure(results: Results, folder: Path) -> Path | None:
         handles.append(axis.plot([], [], color="black", label=f"{length:,} tokens", **look))
     lines = [line for (line,) in handles]
     figure.legend(handles=lines, loc="outside lower center", ncols=2, fontsize=11, frameon=False)
-    pyplot.close(figure)
     return save_figure(figure, folder / DIAL, {DATA: digest(dial_points(results))})
 
 

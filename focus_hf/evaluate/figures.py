@@ -117,20 +117,15 @@ def _line(axes: Any, place: int, mode: str, x: Sequence[float], y: Sequence[floa
 
 
 def _axes() -> tuple[Any, Any]:
-    import matplotlib
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(6.4, 4.0), dpi=150)
+    figure = Figure(figsize=(6.4, 4.0), dpi=150)
+    axes = figure.subplots()
     axes.grid(alpha=0.3)
     return figure, axes
 
 
 def _save(figure: Any, axes: Any, title: str, path: str | os.PathLike[str]) -> Path:
-    from matplotlib import pyplot
-
     axes.set_title(title)
     figure.tight_layout()
-    pyplot.close(figure)
     return save_figure(figure, Path(path))

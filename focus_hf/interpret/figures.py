@@ -39,10 +39,7 @@ def save_plots(report: GroupReport, folder: str | os.PathLike[str]) -> list[Path
 def head_figure(layer: LayerFacts, bands: Sequence[int], path: Path) -> Path:
     """Of one head: the share of its attention that falls on each group at each distance, in per cent; beside each
     group how many of the queries read it, at the distance at which most do."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib.figure import Figure
 
     rows = layer.most_read(_GROUPS, named=False)
     attention, reads = np.array(layer.attention), np.array(layer.reads)
@@ -52,9 +49,9 @@ def head_figure(layer: LayerFacts, bands: Sequence[int], path: Path) -> Path:
     if others:
         values = np.concatenate([values, 100 * attention[others].sum(axis=0, keepdims=True)])
         labels.append(f"{len(others)} other groups")
-    figure, axis = pyplot.subplots(
-        figsize=(3.2 + 0.8 * max(len(bands), 3), 1.2 + 0.46 * len(labels)), dpi=110, layout="constrained"
-    )
+    size = 3.2 + 0.8 * max(len(bands), 3), 1.2 + 0.46 * len(labels)
+    figure = Figure(figsize=size, dpi=110, layout="constrained")
+    axis = figure.subplots()
     axis.imshow(values, cmap="cividis", vmin=0, vmax=max(float(values.max()), 1e-9), aspect="auto")
     for (row, column), value in np.ndenumerate(values):
         bright = value > 0.6 * values.max()
@@ -65,7 +62,6 @@ def head_figure(layer: LayerFacts, bands: Sequence[int], path: Path) -> Path:
     axis.set_xticks(range(len(bands)), distances, fontsize=9)
     axis.set_xlabel("tokens back")
     axis.set_title(f"{_plain(layer.short_title)}: attention by group and distance (%)", fontsize=10)
-    pyplot.close(figure)
     return save_figure(figure, path, {DATA: digest(picture_data(layer))})
 
 
