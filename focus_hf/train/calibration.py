@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from .. import ranks, routing
 from ..adapter import FocusLayer, Router, focus_layers, observe_routing, routing_mode
+from ..evaluate.modes import device_of, in_evaluation
 
 
 def calibration_sample(windows: Tensor, count: int) -> Tensor:
@@ -87,12 +88,6 @@ def _collect_scores(model: nn.Module, batches: list[Tensor]) -> dict[FocusLayer,
 
 def _read(model: nn.Module, batches: Iterable[Tensor], observer: Callable[[Any, Tensor, Tensor], None]) -> None:
     """Run the model in hard mode."""
-    was_training = model.training
-    device = next(focus_layers(model)[0].parameters()).device
-    model.eval()
-    try:
-        with routing_mode(model, "hard"), observe_routing(model, observer):
-            for input_ids in batches:
-                model(input_ids=input_ids.to(device), use_cache=False)
-    finally:
-        model.train(was_training)
+    with in_evaluation(model), routing_mode(model, "hard"), observe_routing(model, observer):
+        for input_ids in batches:
+            model(input_ids=input_ids.to(device_of(model)), use_cache=False)
