@@ -11,7 +11,7 @@ from dulwich.objects import Commit
 from starlette.datastructures import QueryParams
 from starlette.responses import JSONResponse, Response
 
-from ..front_matter import card_metadata
+from ..front_matter import card_metadata, strings
 from .http import Body, Gone, HubAnswer, answer, text
 from .repository import KINDS, Repository
 from .visit import Visit
@@ -70,20 +70,15 @@ def describe(repository: Repository, commit: str, *, blobs: bool = False) -> dic
 
 def _tags(card: dict[str, Any]) -> list[str]:
     """Tags that the Hub derives from card metadata, in its spelling (``base_model:adapter:org/base``)."""
-    tags = [*_texts(card, "library_name"), *_texts(card, "tags")]
-    tags += [f"license:{name}" for name in _texts(card, "license")]
-    tags += [f"dataset:{name}" for name in _texts(card, "datasets")]
-    tags += _texts(card, "language")
-    for base in _texts(card, "base_model"):
+    tags = [*strings(card.get("library_name")), *strings(card.get("tags"))]
+    tags += [f"license:{name}" for name in strings(card.get("license"))]
+    tags += [f"dataset:{name}" for name in strings(card.get("datasets"))]
+    tags += strings(card.get("language"))
+    for base in strings(card.get("base_model")):
         tags.append(f"base_model:{base}")
         if card.get("base_model_relation"):
             tags.append(f"base_model:{card['base_model_relation']}:{base}")
-    return list(dict.fromkeys([*tags, *_texts(card, "pipeline_tag")]))
-
-
-def _texts(card: dict[str, Any], field: str) -> list[str]:
-    value = card.get(field)
-    return [item for item in (value if isinstance(value, list) else [value]) if isinstance(item, str)]
+    return list(dict.fromkeys([*tags, *strings(card.get("pipeline_tag"))]))
 
 
 def visible(visit: Visit, kind: str) -> list[dict[str, Any]]:
