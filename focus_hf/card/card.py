@@ -218,9 +218,8 @@ def _setting_markdown(row: dict[str, Any]) -> str:
 
 def _groups(folder: Path, figures: list[str]) -> tuple[GroupReport | None, str | None]:
     """The group report and its Markdown, made from the data that lies beside the card."""
-    if not (folder / GROUPS_FILE).is_file():
+    if (report := GroupReport.load(folder)) is None:
         return None, None
-    report = GroupReport.from_json(folder / GROUPS_FILE)
     try:
         return report, report.to_markdown(figures)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:

@@ -52,10 +52,8 @@ def name_base(folder: Path, base_model: str | None, endpoint: str | None, token:
     if values["base_model_name_or_path"] != name:
         values["base_model_name_or_path"] = name
         write_atomically(folder / CONFIG_FILE, json.dumps(values, indent=2, sort_keys=True).encode())
-    if (folder / GROUPS_FILE).is_file():
-        report = GroupReport.from_json(folder / GROUPS_FILE)
-        if report.base_model != name:
-            replace(report, base_model=name).to_json(folder / GROUPS_FILE)
+    if (report := GroupReport.load(folder)) is not None and report.base_model != name:
+        replace(report, base_model=name).to_json(folder / GROUPS_FILE)
     return base
 
 
