@@ -108,12 +108,19 @@ def _heads_folded(layers: list[FocusLayer]) -> Iterator[None]:
         output = scaled_dot_product_attention(folded, key, value, scale=kwargs.get("scaling"))
         return output.flatten(1, 2)[:, None], None
 
+    with adapters_off(layers), sdpa_by(attend):
+        yield
+
+
+@contextmanager
+def sdpa_by(attend: Callable[..., Any]) -> Iterator[None]:
+    """Within the block, transformers' SDPA attention is this function."""
+    original = ALL_ATTENTION_FUNCTIONS["sdpa"]
     ALL_ATTENTION_FUNCTIONS["sdpa"] = attend
     try:
-        with adapters_off(layers):
-            yield
+        yield
     finally:
-        del ALL_ATTENTION_FUNCTIONS["sdpa"]
+        ALL_ATTENTION_FUNCTIONS["sdpa"] = original
 
 
 def _measurement(kind: str, setting: Setting, name: str, focus: float, dense: dict[str, float]) -> Measurement:

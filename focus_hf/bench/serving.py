@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack
 from statistics import median
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from transformers import ContinuousBatchingConfig, GenerationConfig
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ..adapter import focus_layers, observe_pairs
 from ..attention import find_kernel
 from ..attention.kernels import Call, Rows
 from ..evaluate.modes import adapters_off, device_of
-from .model import load_or_make
+from .model import load_or_make, sdpa_by
 from .settings import Measurement, Setting
 
 #: Requests that arrive at once, and tokens that each is answered with.
@@ -130,15 +128,9 @@ def _limit(model: Any, prompt: Tensor) -> float:
     return 1.0 / observed.share
 
 
-@contextmanager
-def dense_by_request() -> Iterator[None]:
+def dense_by_request() -> AbstractContextManager[None]:
     """Within the block, transformers' SDPA attention computes each request of a packed call for itself."""
-    original = ALL_ATTENTION_FUNCTIONS["sdpa"]
-    ALL_ATTENTION_FUNCTIONS["sdpa"] = _attend_each
-    try:
-        yield
-    finally:
-        ALL_ATTENTION_FUNCTIONS["sdpa"] = original
+    return sdpa_by(_attend_each)
 
 
 def _attend_each(
