@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -164,6 +164,9 @@ class PairCount:
     loaded: float = 0.0
     possible: int = 0
 
+    #: What to say if nothing was counted.
+    nothing: ClassVar[str] = "No layer was routed: the Focus adapter is not active."
+
     @property
     def share(self) -> float:
         """Share of the possible pairs that are attended.
@@ -180,7 +183,7 @@ class PairCount:
 
     def _of_possible(self, pairs: float) -> float:
         if not self.possible:
-            raise ValueError("No layer was routed: the Focus adapter is not active.")
+            raise ValueError(self.nothing)
         return pairs / self.possible
 
     def add(self, who: WhoAttends) -> None:

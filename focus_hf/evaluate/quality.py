@@ -137,11 +137,9 @@ def shares_read(model: nn.Module, mode: Mode, counted: Counted | None, windows: 
 
     Counted inside `attending`: of an opponent on what it has read, of other modes on the first windows ``(N, T)``.
     """
-    if counted is not None:
-        return counted.share, counted.loaded_share
     if mode.name in ("dense", "soft"):
         return 1.0, 1.0
-    pairs = count_in(model, windows[:_COUNTED])
+    pairs = count_in(model, windows[:_COUNTED]) if counted is None else counted
     return pairs.share, pairs.loaded_share
 
 

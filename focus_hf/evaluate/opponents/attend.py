@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
+from ...adapter import PairCount
 from ...adapter.discovery import find_attention, why_not
 from .selector import Call, Choice, Selector, blocks, keys_at, less_scoring, products
 
@@ -23,42 +24,18 @@ IMPLEMENTATION = "focus_opponent"
 
 
 @dataclass
-class Counted:
-    """What was read, counted pair by pair.
+class Counted(PairCount):
+    """What was read, counted pair by pair, of all query heads."""
 
-    Args:
-        read: pairs of all query heads.
-        possible: that dense attention reads.
-        loaded: the same if every query head read what any head of its key head reads: keys come from memory once for
-            all of them.
-    """
+    nothing: ClassVar[str] = "No attention layer was called under the selector."
 
-    read: int = 0
-    possible: int = 0
-    loaded: int = 0
-
-    def add(self, pairs: Tensor, kv_heads: int, first: int) -> None:
+    def add_block(self, pairs: Tensor, kv_heads: int, first: int) -> None:
         """Count a block of queries from position ``first`` on: bool ``(B, H, R, end)``, of ``kv_heads`` key heads."""
         batch, heads, _, end = pairs.shape
         of_key_heads = pairs.unflatten(1, (kv_heads, -1))
-        self.read += int(pairs.sum())
+        self.attended += int(pairs.sum())
         self.loaded += int(of_key_heads.any(dim=2).sum()) * of_key_heads.shape[2]
         self.possible += batch * heads * sum(range(first + 1, end + 1))
-
-    @property
-    def share(self) -> float:
-        """Of the possible pairs, those that are read."""
-        return self._of_possible(self.read)
-
-    @property
-    def loaded_share(self) -> float:
-        """Share of the keys that have to be loaded, see ``loaded``; `share` where heads of a key head read alike."""
-        return self._of_possible(self.loaded)
-
-    def _of_possible(self, pairs: int) -> float:
-        if not self.possible:
-            raise ValueError("No attention layer was called under the selector.")
-        return pairs / self.possible
 
 
 @dataclass(eq=False)
@@ -178,7 +155,7 @@ def opponent_attention(
     outputs = []
     for first, end in blocks(call.start, call.length):
         choice = read(first, end)
-        told.counted.add(choice.pairs.expand(*query.shape[:2], -1, -1), key.shape[1], first)
+        told.counted.add_block(choice.pairs.expand(*query.shape[:2], -1, -1), key.shape[1], first)
         mask = None if attention_mask is None else attention_mask[:, :, first - call.start : end - call.start, :end]
         outputs.append(_attend(call, first, end, choice, mask, softcap))
     return torch.cat(outputs, dim=2).to(query.dtype).transpose(1, 2).contiguous(), None
