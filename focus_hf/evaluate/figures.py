@@ -39,7 +39,7 @@ def quality_figure(rows: Sequence[QualityRow], path: str | os.PathLike[str]) -> 
     Raises:
         ModuleNotFoundError: matplotlib is not installed.
     """
-    figure, axes = _axes()
+    axes = _axes()
     hard = [row for row in rows if row.mode == "hard"]
     for row in rows:
         marker, colour = _STYLES[row.mode.removesuffix("-gqa")]
@@ -57,7 +57,7 @@ def quality_figure(rows: Sequence[QualityRow], path: str | os.PathLike[str]) -> 
         )
     axes.set(xlabel="pairs attended in routed layers (%)", ylabel="perplexity", xlim=(0, 105))
     axes.margins(y=0.2)
-    return _save(figure, axes, "Quality against pairs computed", path)
+    return _save(axes, "Quality against pairs computed", path)
 
 
 def position_figure(rows: Iterable[QualityRow], path: str | os.PathLike[str]) -> Path:
@@ -71,7 +71,7 @@ def position_figure(rows: Iterable[QualityRow], path: str | os.PathLike[str]) ->
     dense = next((row for row in rows if row.mode == "dense"), None)
     if dense is None:
         raise ValueError("A curve over positions compares with dense attention: measure the mode 'dense' too.")
-    figure, axes = _axes()
+    axes = _axes()
     for place, row in enumerate(row for row in rows if row.mode != "dense"):
         middle = [(bucket["first"] + bucket["last"]) / 2 for bucket in row.positions]
         above = [ours["loss"] - theirs["loss"] for ours, theirs in zip(row.positions, dense.positions, strict=True)]
@@ -79,24 +79,24 @@ def position_figure(rows: Iterable[QualityRow], path: str | os.PathLike[str]) ->
     axes.axhline(0, color="black", linewidth=1)
     axes.set(xlabel="position in the window (tokens)", ylabel="loss above dense (nats per token)")
     axes.legend(fontsize="small")
-    return _save(figure, axes, "Where long-range attention matters", path)
+    return _save(axes, "Where long-range attention matters", path)
 
 
 def retrieval_figure(rows: Sequence[dict[str, Any]], path: str | os.PathLike[str]) -> Path:
     """Information retrieved from far back against length, by mode, of `Results.retrieval`. See `quality_figure`."""
-    figure, axes = _axes()
+    axes = _axes()
     _by_length(axes, rows, "gain")
     axes.axhline(0, color="black", linewidth=1)
     axes.set(ylabel="gain from the needle (nats per token)")
-    return _save(figure, axes, "Retrieval from far back", path)
+    return _save(axes, "Retrieval from far back", path)
 
 
 def ruler_figure(rows: Sequence[dict[str, Any]], path: str | os.PathLike[str]) -> Path:
     """RULER's score, a mean over its tasks, against length, by mode, of `Results.ruler`. See `quality_figure`."""
-    figure, axes = _axes()
+    axes = _axes()
     _by_length(axes, [{**row, "answered": 100 * row["score"]} for row in rows], "answered")
     axes.set(ylabel="answered (%)", ylim=(-3, 103))
-    return _save(figure, axes, f"RULER, mean of {len({row['task'] for row in rows})} tasks", path)
+    return _save(axes, f"RULER, mean of {len({row['task'] for row in rows})} tasks", path)
 
 
 def _by_length(axes: Any, rows: Sequence[dict[str, Any]], value: str) -> None:
@@ -116,16 +116,15 @@ def _line(axes: Any, place: int, mode: str, x: Sequence[float], y: Sequence[floa
     axes.plot(x, y, _DASHES[place % len(_DASHES)], marker=marker, color=colour, label=label, markersize=5)
 
 
-def _axes() -> tuple[Any, Any]:
+def _axes() -> Any:
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(6.4, 4.0), dpi=150)
-    axes = figure.subplots()
+    axes = Figure(figsize=(6.4, 4.0), dpi=150).subplots()
     axes.grid(alpha=0.3)
-    return figure, axes
+    return axes
 
 
-def _save(figure: Any, axes: Any, title: str, path: str | os.PathLike[str]) -> Path:
+def _save(axes: Any, title: str, path: str | os.PathLike[str]) -> Path:
     axes.set_title(title)
-    figure.tight_layout()
-    return save_figure(figure, Path(path))
+    axes.figure.tight_layout()
+    return save_figure(axes.figure, Path(path))
