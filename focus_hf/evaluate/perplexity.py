@@ -184,7 +184,6 @@ def _with_the_rest(log_shares: Tensor) -> Tensor:
     return torch.cat([log_shares, rest.clamp(min=torch.finfo(rest.dtype).eps).log()], dim=-1)
 
 
-@torch.no_grad()
 def attended_share(model: nn.Module, windows: Tensor, batch_size: int = 4) -> float:
     """Share of possible pairs that the routed layers attend to in the current mode, see `observe_pairs`.
 
@@ -194,6 +193,7 @@ def attended_share(model: nn.Module, windows: Tensor, batch_size: int = 4) -> fl
     return count_in(model, windows, batch_size).share
 
 
+@torch.no_grad()
 def count_in(model: nn.Module, windows: Tensor, batch_size: int = 4) -> PairCount:
     """What the routed layers attend to in the current mode in windows ``(N, T)``, see `observe_pairs`."""
     with in_evaluation(model), observe_pairs(model) as pairs:

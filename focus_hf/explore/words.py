@@ -15,7 +15,7 @@ from ..interpret.agreement import count_table
 from ..interpret.naming import Namer
 from ..interpret.reading import RESTS
 from ..interpret.tokens import display
-from ..records.group_facts import MOST, NAMELESS
+from ..records.group_facts import NAMELESS, shortest_stretch
 from .data import ExplorerData, Head
 
 #: Groups of a head that have a colour on the page; typical tokens of a group, and those by which it is called where
@@ -139,12 +139,8 @@ def by_cell(head: Head, of_tokens: np.ndarray) -> np.ndarray:
 
 
 def told_distance(groups: Sequence[int], cells: np.ndarray, pattern: Pattern) -> str:
-    """The shortest run of bands that holds most of the attention to some groups, as people say it."""
-    by_band = _shares(cells[list(groups)].sum(axis=0))
-    bands = range(len(by_band))
-    runs = [(last - first, first, last) for first in bands for last in bands[first:]]
-    _, first, last = min(run for run in runs if by_band[run[1] : run[2] + 1].sum() >= min(MOST, by_band.sum()))
-    return told_bands(first, last, pattern)
+    """Where most of the attention to some groups falls, as people say it."""
+    return told_bands(*shortest_stretch(cells[list(groups)].sum(axis=0).tolist()), pattern)
 
 
 def told_bands(first: int, last: int, pattern: Pattern) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -144,10 +145,22 @@ class LayerFacts:
         Returns:
             From, and up to how many tokens back; ``None`` without a limit.
         """
-        row = self.attention[group]
-        for width in range(1, len(row) + 1):
-            most, best = max((sum(row[first : first + width]), -first) for first in range(len(row) - width + 1))
-            if most >= MOST * sum(row):
-                break
-        first, last = -best, width - best
-        return starts[first] + 1, starts[last] if last < len(starts) else None
+        first, last = shortest_stretch(self.attention[group])
+        return starts[first] + 1, starts[last + 1] if last + 1 < len(starts) else None
+
+
+def shortest_stretch(by_band: Sequence[float]) -> tuple[int, int]:
+    """The first and the last of the fewest bands next to each other with `MOST` of some attention, of several those
+    with the most.
+
+    Args:
+        by_band: attention to each band.
+    """
+    bands, enough = range(len(by_band)), MOST * sum(by_band) - 1e-9
+    found = []
+    for first in bands:
+        for last in bands[first:]:
+            held = sum(by_band[first : last + 1])
+            if held >= enough:
+                found.append((last - first, -held, first, last))
+    return min(found)[2:]
