@@ -156,7 +156,7 @@ def shortest_stretch(by_band: Sequence[float]) -> tuple[int, int]:
     Args:
         by_band: attention to each band.
     """
-    bands, enough = range(len(by_band)), MOST * sum(by_band) - 1e-9
+    bands, enough = range(len(by_band)), MOST * sum(by_band)
     found = []
     for first in bands:
         for last in bands[first:]:

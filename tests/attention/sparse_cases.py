@@ -6,6 +6,7 @@ Run apart, interpreted (see `triton_apart`), or on a GPU (tests/gpu). What is no
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -116,8 +117,9 @@ class Call:
             "sink_logits": None if self.sink_logits is None else self.sink_logits.to(DEVICE),
         }
 
-    def blocks(self, size: int = 4) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Keys, values, groups in blocks as vLLM keeps them, seen as kernels want them, and the table."""
+    def blocks(self, cuts: Sequence[int] = (0, 0, 0), size: int = 4) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Keys, values, groups in blocks as vLLM keeps them, seen as kernels want them, and the table; each sequence
+        without its last ``cuts`` tokens."""
         batch, kv_heads, length, dim = self.key.shape
         most = -(-length // size) + 1
         table = torch.randperm(batch * most + 2)[: batch * most].view(batch, most).int()
@@ -126,8 +128,8 @@ class Call:
             empty = float("nan") if x.dtype.is_floating_point else 0
             pool = x.new_full(((batch * most + 2) * size, kv_heads, x.shape[3]), empty)
             for row in range(batch):
-                slots = (table[row].long()[:, None] * size + torch.arange(size)).flatten()[:length]
-                pool[slots] = x[row].transpose(0, 1)
+                slots = (table[row].long()[:, None] * size + torch.arange(size)).flatten()
+                pool[slots[: length - cuts[row]]] = x[row, :, : length - cuts[row]].transpose(0, 1)
             found.append(pool.unflatten(0, (-1, size)).transpose(1, 2))
         return found[0], found[1], found[2][..., 0], table
 
@@ -188,8 +190,8 @@ def prompt(new: int, **case: Any) -> None:
         tokens = PromptTokens.from_positions(call.positions.to(DEVICE), new)
         call.compare(*sparse_prompt(*tensors, **call.kept, tokens=tokens))
     elif case["layout"] == "blocks":
-        key, value, groups, table = call.blocks()
-        cuts = [7 * row % new for row in range(case["batch"])]  # the last tokens of each are not there
+        cuts = [7 * row % new for row in range(case["batch"])]
+        key, value, groups, table = call.blocks(cuts)
         lengths = torch.tensor([case["length"] - cut for cut in cuts])
         starts = torch.tensor([0, *accumulate(new - cut for cut in cuts)])
         tokens = prompt_tokens(*put(table), 4, *put(lengths, starts), max(new - cut for cut in cuts))
