@@ -56,6 +56,10 @@ def evaluate_command(
         str | None, typer.Option(help="Which of RULER's tasks, with commas.", show_default="all")
     ] = None,
     ruler_samples: Annotated[int, typer.Option(help="Prompts of each task and length.", min=1)] = 10,
+    ruler_dense_last: Annotated[
+        int,
+        typer.Option(help="Last tokens of a prompt that, like its answer, attend to everything.", min=0),
+    ] = 0,
     code: Annotated[
         str | None, typer.Option(help="Lengths of tasks on code where far tokens decide, with commas; needs no text.")
     ] = None,
@@ -94,7 +98,9 @@ def evaluate_command(
     asked = None
     if ruler:
         chosen = {"tasks": ruler_tasks.split(",")} if ruler_tasks else {}
-        asked = RulerPlan(numbers("--ruler", ruler), **chosen, samples=ruler_samples, seed=seed)
+        asked = RulerPlan(
+            numbers("--ruler", ruler), **chosen, samples=ruler_samples, seed=seed, dense_last=ruler_dense_last
+        )
     placement = placed(given)
     domain = [TextSource(tuple(map(str, text or ())), dataset, subset, split, None, column)] if text or dataset else []
     others = [TextSource((str(name),), column=column) for name in retention or ()]

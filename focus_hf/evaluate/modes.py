@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..adapter import FocusLayer, focus_layers, routing_mode, set_routing
 from ..adapter.discovery import find_attention
 from ..records.results import OPPONENTS, mode_name
-from .opponents import SINKS, Counted, attend_by, keys_at, make_selector
+from .opponents import SINKS, Counted, attend_by, keys_at, make_selector, paused
 
 #: Dense (adapter off), window and sinks only, the gated attention of training, Focus as it runs, and its opponents.
 MODES = ("dense", "local", "soft", "hard", *OPPONENTS)
@@ -95,7 +95,8 @@ def at_share(mode: Mode, share: float, length: int) -> Mode:
 
 @contextmanager
 def attending(model: nn.Module, mode: Mode, text: Tensor | None = None) -> Iterator[Counted | None]:
-    """Within the block the model is in eval mode and attends in this mode; afterwards as before.
+    """Within the block the model is in eval mode and attends in this mode, also densely inside another mode's block;
+    afterwards as before.
 
     Args:
         model: with a Focus adapter.
@@ -109,7 +110,7 @@ def attending(model: nn.Module, mode: Mode, text: Tensor | None = None) -> Itera
     layers = focus_layers(model)
     with in_evaluation(model):
         if mode.name == "dense":
-            with adapters_off(layers):
+            with adapters_off(layers), paused(routed_modules(model)):
                 yield None
         elif mode.name in OPPONENTS:
             if mode.width is None:

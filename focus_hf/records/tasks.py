@@ -34,10 +34,14 @@ def ruler_tables(rows: Sequence[Row]) -> list[TaskTable]:
     """A table of RULER's tasks (`Results.ruler`) for each length: answers found, and log-probability of the right one
     in nats a token."""
 
-    def cells(row: Row) -> dict[Any, str]:
-        return {row["task"]: f"{100 * row['score']:.0f} %, {row['logprob']:.2f}"}
+    def asked(row: Row) -> str:
+        last = row.get("dense_last")
+        return row["task"] + (f", the last {last} tokens and the answer read densely" if last else "")
 
-    return [_table(here, {row["task"]: row["task"] for row in here}, cells) for here in _by_prompts(rows)]
+    def cells(row: Row) -> dict[Any, str]:
+        return {asked(row): f"{100 * row['score']:.0f} %, {row['logprob']:.2f}"}
+
+    return [_table(here, {name: name for name in map(asked, here)}, cells) for here in _by_prompts(rows)]
 
 
 def code_tables(rows: Sequence[Row]) -> list[TaskTable]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -144,6 +145,30 @@ def test_likelihood_and_generation_are_the_models(model):
             expected = tokenizer.decode(said[len(prompt.ids) :], skip_special_tokens=True)
             said = generate_answer(plain, tokenizer, prompt, read_question(plain, prompt))
             assert said.startswith(expected)
+
+
+@pytest.mark.parametrize("mode", [Mode("hard", 1), Mode("quest", width=60)], ids=str)
+def test_what_is_asked_can_be_read_densely_after_a_document(model, mode):
+    """The document read in the mode, what is asked densely, as a user would do it with two calls."""
+    plain, tokenizer, _ = model
+    prompt, last = make_prompts(tokenizer, "niah_single_1", LENGTH, 1)[0], 40
+    plan = RulerPlan([LENGTH], ["niah_single_1"], samples=1, dense_last=last)
+    (row,) = measure_ruler(plain, tokenizer, plan, [replace(mode, top_k=1)])
+    document = len(prompt.answered) - prompt.answer_tokens - last
+    ids = torch.tensor(prompt.answered)[None]
+    with torch.no_grad(), attending(plain, mode):
+        cache = plain(input_ids=ids[:, :document], use_cache=True).past_key_values
+    with torch.no_grad(), attending(plain, Mode("dense")):
+        logits = plain(input_ids=ids[:, document:], past_key_values=cache).logits[0, -prompt.answer_tokens - 1 : -1]
+    expected = torch.log_softmax(logits.float(), -1).gather(-1, ids[0, -prompt.answer_tokens :, None]).mean()
+    assert row.logprob == pytest.approx(float(expected), rel=1e-4) and row.dense_last == last
+    (alike,) = measure_ruler(plain, tokenizer, replace(plan, dense_last=0), [replace(mode, top_k=1)])
+    assert abs(alike.logprob - row.logprob) > 1e-4 and row.pairs < 1
+    (dense,) = measure_ruler(plain, tokenizer, plan, [Mode("dense")])
+    (before,) = measure_ruler(plain, tokenizer, replace(plan, dense_last=0), [Mode("dense")])
+    assert dense.logprob == pytest.approx(before.logprob, rel=1e-4) and dense.score == before.score
+    (table,) = ruler_tables([row.to_dict()])
+    assert table.lines[0][0] == "niah_single_1, the last 40 tokens and the answer read densely"
 
 
 def test_a_model_that_knows_the_answer_gets_all_points(model):

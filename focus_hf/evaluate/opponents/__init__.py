@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ...records.results import OPPONENTS
-from .attend import Counted, attend_by
+from .attend import Counted, attend_by, paused
 from .clusters import Clusters
 from .pages import MeanBlocks, Quest
 from .plain import Oracle, Random, Window
@@ -75,5 +75,6 @@ __all__ = [
     "keys_at",
     "less_scoring",
     "make_selector",
+    "paused",
     "selector_named",
 ]

@@ -111,6 +111,19 @@ def attend_by(
             layer.config = config
 
 
+@contextmanager
+def paused(layers: Sequence[nn.Module]) -> Iterator[None]:
+    """Within the block, layers that are in a block of `attend_by` read everything, and nothing is counted."""
+    told: list[tuple[Any, Told]] = [(layer, layer.config) for layer in layers if isinstance(layer.config, Told)]
+    try:
+        for layer, before in told:
+            layer.config = before.config
+        yield
+    finally:
+        for layer, before in told:
+            layer.config = before
+
+
 def routable_layers(model: nn.Module) -> list[nn.Module]:
     """The attention modules whose pairs can be chosen: those that a Focus adapter could route."""
     return [module for name, module in find_attention(model) if why_not(name, module, include_sliding=False) is None]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,8 @@ from .tasks import TASKS, string_match_all
 @dataclass(frozen=True)
 class RulerPlan:
     """What to ask: ``samples`` prompts of each task, by its name in `TASKS`, at each of some lengths, in tokens of
-    prompt and answer; the seed is theirs.
+    prompt and answer; the seed is theirs. In every mode the last ``dense_last`` tokens of a prompt and the answer attend
+    to everything: what is asked, after a document that was read in that mode.
 
     Raises:
         ValueError: there is no such task.
@@ -29,6 +31,7 @@ class RulerPlan:
     tasks: Sequence[str] = tuple(TASKS)
     samples: int = 10
     seed: int = 0
+    dense_last: int = 0
 
     def __post_init__(self) -> None:
         for task in self.tasks:
@@ -48,7 +51,7 @@ class RulerRow(Row):
         accuracy: share of the right answer's tokens that are the model's first choice, given those before.
         logprob: log-probability of the right answer in nats per token, given those before.
         pairs: share of the possible pairs that routed layers attend to, on the first prompt; of an opponent on all.
-        samples, seed: see `RulerPlan`.
+        samples, seed, dense_last: see `RulerPlan`; where it is not 0, ``pairs`` is of the tokens before.
     """
 
     task: str
@@ -59,6 +62,7 @@ class RulerRow(Row):
     pairs: float
     samples: int
     seed: int
+    dense_last: int = 0
 
     def __str__(self) -> str:
         return f"RULER {self.task}, {self.length} tokens: {super().__str__()}"
@@ -78,21 +82,22 @@ def measure_ruler(model: Any, tokenizer: Any, plan: RulerPlan, modes: Sequence[M
     kinds = [(task, length) for length in plan.lengths for task in plan.tasks]
     made = [make_prompts(tokenizer, task, length, plan.samples, plan.seed) for task, length in kinds]
     for (task, length), prompts in zip(kinds, made, strict=True):
-        first = torch.tensor(prompts[0].ids)[None]
+        first = torch.tensor(prompts[0].ids)[None, : -plan.dense_last or None]
         for mode in with_cache(modes):
             mode = with_width(model, mode, first, first.shape[1])
             with attending(model, mode, first) as counted:
-                answers = [_answer(model, tokenizer, prompt) for prompt in prompts]
+                answers = [_answer(model, tokenizer, prompt, plan.dense_last) for prompt in prompts]
                 pairs, _ = shares_read(model, mode, counted, first)
             found = {kind: sum(answer[kind] for answer in answers) / len(answers) for kind in answers[0]}
-            found |= {"pairs": pairs, "samples": plan.samples, "seed": plan.seed}
+            found |= {"pairs": pairs, "samples": plan.samples, "seed": plan.seed, "dense_last": plan.dense_last}
             yield RulerRow(**mode.columns, task=task, length=length, **found)
 
 
-def _answer(model: Any, tokenizer: Any, prompt: Prompt) -> dict[str, Any]:
-    cache = read_question(model, prompt)
-    said = generate_answer(model, tokenizer, prompt, copy.deepcopy(cache))
-    losses, first_choice = answer_losses(model, prompt, cache)
+def _answer(model: Any, tokenizer: Any, prompt: Prompt, dense_last: int) -> dict[str, Any]:
+    cache = read_question(model, prompt, max(0, dense_last - 1))
+    with attending(model, Mode("dense")) if dense_last else nullcontext():
+        said = generate_answer(model, tokenizer, prompt, copy.deepcopy(cache))
+        losses, first_choice = answer_losses(model, prompt, cache)
     return {
         "score": string_match_all(said, prompt.answers),
         "accuracy": first_choice.float().mean().item(),
@@ -101,12 +106,17 @@ def _answer(model: Any, tokenizer: Any, prompt: Prompt) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def read_question(model: Any, prompt: Prompt) -> Any:
+def read_question(model: Any, prompt: Prompt, dense_last: int = 0) -> Any:
     """A KV cache with a question in it, but for the last token that is the same whatever the answer: reading a long
-    one takes most of the time.
+    one takes most of the time. Dense attention reads the last ones of them, if there are so many.
     """
     ids = torch.tensor(prompt.answered[: -prompt.answer_tokens - 1], device=device_of(model))[None]
-    return model(input_ids=ids, use_cache=True, logits_to_keep=1).past_key_values
+    first = max(1, ids.shape[1] - dense_last)
+    cache = model(input_ids=ids[:, :first], use_cache=True, logits_to_keep=1).past_key_values
+    if first == ids.shape[1]:
+        return cache
+    with attending(model, Mode("dense")):
+        return model(input_ids=ids[:, first:], past_key_values=cache, use_cache=True, logits_to_keep=1).past_key_values
 
 
 @torch.no_grad()
