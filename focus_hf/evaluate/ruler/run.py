@@ -20,8 +20,8 @@ from .tasks import TASKS, string_match_all
 @dataclass(frozen=True)
 class RulerPlan:
     """What to ask: ``samples`` prompts of each task, by its name in `TASKS`, at each of some lengths, in tokens of
-    prompt and answer; the seed is theirs. In every mode the last ``dense_last`` tokens of a prompt and the answer attend
-    to everything: what is asked, after a document that was read in that mode.
+    prompt and answer; the seed is theirs. In every mode the last ``dense_last`` tokens of a prompt and its answer
+    attend to everything: what is asked, after a document that was read in that mode.
 
     Raises:
         ValueError: there is no such task.
