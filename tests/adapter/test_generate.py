@@ -316,6 +316,23 @@ def test_tokens_cached_without_the_adapter():
         torch.testing.assert_close(result, dense, **CLOSE)
 
 
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gpt_neox"])
+def test_what_is_asked_after_a_document_can_be_read_densely(family):
+    """Switched off between calls: the base model goes on from the keys and values that Focus has left."""
+    whole, ids = focus_model(family, **_CHANGES).double(), token_ids(length=60)
+    model = whole.base_model.model
+    cache, plain = filled_cache(model, ids[:, :50]), DynamicCache(config=model.config)
+    for number, layer in enumerate(cache.layers):
+        plain.update(layer.keys.clone(), layer.values.clone(), number)
+    routed = generate(model, ids, past_key_values=copy.deepcopy(cache))
+    with whole.disable_adapter():
+        result = generate(model, ids, past_key_values=cache)
+    expected = generate(base_model(family).double(), ids, past_key_values=plain)
+    torch.testing.assert_close(torch.stack(result.logits), torch.stack(expected.logits), **CLOSE)
+    assert torch.equal(result.sequences, expected.sequences)
+    assert (torch.stack(routed.logits) - torch.stack(result.logits))[0].abs().max() > 1e-3
+
+
 def test_the_dial_can_be_turned_between_calls(routing):
     model, ids = focus_model("llama", **_CHANGES), token_ids(length=48)
     dense = None
