@@ -223,6 +223,7 @@ def test_tables_have_a_line_for_each_task_and_a_column_for_each_mode(tmp_path):
 def test_on_the_command_line_without_any_text(model, tmp_path):
     plain, tokenizer, folder = model
     asked = ["--ruler", LENGTH, "--ruler-tasks", "niah_single_1,fwe", "--ruler-samples", "1", "--modes", "dense,hard"]
+    asked += ["--ruler-dense-last", 40]
     files = ["--plots", tmp_path / "plots", "--json", tmp_path / "r.json"]
     done = focus_hf("eval", "--adapter", folder, *asked, *files, "--write")
     assert done.returncode == 0, done.stderr
@@ -231,12 +232,15 @@ def test_on_the_command_line_without_any_text(model, tmp_path):
     results = load_results(folder)
     assert json.loads((tmp_path / "r.json").read_text())["ruler"] == results.ruler
     modes = [Mode("dense"), Mode("hard", 1)]
-    again = measure_ruler(plain, tokenizer, RulerPlan([LENGTH], ["niah_single_1", "fwe"], samples=1), modes)
+    again = measure_ruler(plain, tokenizer, RulerPlan([LENGTH], ["niah_single_1", "fwe"], 1, dense_last=40), modes)
     for row, here in zip(results.ruler, again, strict=True):
         for name, value in here.to_dict().items():  # the same questions and answers in another process
             assert row[name] == (pytest.approx(value, rel=1e-4) if isinstance(value, float) else value)
     card = str(FocusModelCard.from_adapter(folder, repo_id="me/focus", base_model="org/base"))
-    assert "at 500 tokens, 1 prompts of each task" in card and "| niah&#95;single&#95;1 |" in card
+    assert (
+        "at 500 tokens, 1 prompts of each task" in card
+        and "| niah&#95;single&#95;1, the last 40 tokens and the answer" in card
+    )
 
 
 def test_mistakes_name_the_value_and_what_was_expected(model):
