@@ -249,3 +249,5 @@ def test_mistakes_name_the_value_and_what_was_expected(model):
         next(measure_ruler(plain, tokenizer, RulerPlan([100], ["niah_single_1"]), [Mode("dense")]))
     with pytest.raises(ValueError, match="RULER's tasks here are niah_single_1, .* got 'qa_1'"):
         RulerPlan([500], ["qa_1"])
+    with pytest.raises(ValueError, match=r"dense_last is at most half of the shortest length, 250 .* got 251\."):
+        RulerPlan([600, 500], ["vt"], dense_last=251)

@@ -24,7 +24,7 @@ class RulerPlan:
     attend to everything: what is asked, after a document that was read in that mode.
 
     Raises:
-        ValueError: there is no such task.
+        ValueError: there is no such task, or ``dense_last`` leaves no document.
     """
 
     lengths: Sequence[int]
@@ -37,6 +37,11 @@ class RulerPlan:
         for task in self.tasks:
             if task not in TASKS:
                 raise ValueError(f"RULER's tasks here are {', '.join(TASKS)}; got {task!r}.")
+        if not 0 <= self.dense_last <= min(self.lengths) // 2:
+            raise ValueError(
+                f"dense_last is at most half of the shortest length, {min(self.lengths) // 2} tokens, so that "
+                f"there is a document before them; got {self.dense_last}."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
