@@ -56,10 +56,11 @@ def evaluate_command(
         str | None, typer.Option(help="Which of RULER's tasks, with commas.", show_default="all")
     ] = None,
     ruler_samples: Annotated[int, typer.Option(help="Prompts of each task and length.", min=1)] = 10,
-    ruler_dense_last: Annotated[
+    ruler_question: Annotated[
         int,
-        typer.Option(help="Last tokens of a prompt that, like its answer, attend to everything.", min=0),
+        typer.Option(help="Last tokens of a prompt that read, as its answer does, another share.", min=0),
     ] = 0,
+    ruler_question_pairs: Annotated[float, typer.Option(help="That share; 1 is dense attention.")] = 1.0,
     code: Annotated[
         str | None, typer.Option(help="Lengths of tasks on code where far tokens decide, with commas; needs no text.")
     ] = None,
@@ -99,7 +100,12 @@ def evaluate_command(
     if ruler:
         chosen = {"tasks": ruler_tasks.split(",")} if ruler_tasks else {}
         asked = RulerPlan(
-            numbers("--ruler", ruler), **chosen, samples=ruler_samples, seed=seed, dense_last=ruler_dense_last
+            numbers("--ruler", ruler),
+            **chosen,
+            samples=ruler_samples,
+            seed=seed,
+            question_tokens=ruler_question,
+            question_pairs=ruler_question_pairs,
         )
     placement = placed(given)
     domain = [TextSource(tuple(map(str, text or ())), dataset, subset, split, None, column)] if text or dataset else []

@@ -95,7 +95,7 @@ def at_share(mode: Mode, share: float, length: int) -> Mode:
 
 @contextmanager
 def attending(model: nn.Module, mode: Mode, text: Tensor | None = None) -> Iterator[Counted | None]:
-    """Within the block the model is in eval mode and attends in this mode, also densely inside another mode's block;
+    """Within the block the model is in eval mode and attends in this mode, also inside another mode's block;
     afterwards as before.
 
     Args:
@@ -117,7 +117,8 @@ def attending(model: nn.Module, mode: Mode, text: Tensor | None = None) -> Itera
                 raise ValueError(f"mode {mode.name!r} needs a width: at_share() finds it.")
             modules = routed_modules(model)
             with adapters_off(layers):
-                selector = make_selector(mode.name, model, text, modules)
+                with paused(modules):
+                    selector = make_selector(mode.name, model, text, modules)
                 with attend_by(model, selector, keys=mode.width + 1 + SINKS, layers=modules) as counted:
                     yield counted
         else:

@@ -35,8 +35,11 @@ def ruler_tables(rows: Sequence[Row]) -> list[TaskTable]:
     in nats a token."""
 
     def asked(row: Row) -> str:
-        last = row.get("dense_last")
-        return row["task"] + (f", the last {last} tokens and the answer read densely" if last else "")
+        if not (last := row.get("question_tokens")):
+            return str(row["task"])
+        share = row["question_pairs"]
+        how = "densely" if share == 1 else f"with {100 * share:.0f} % of the pairs"
+        return f"{row['task']}, the last {last} tokens and the answer read {how}"
 
     def cells(row: Row) -> dict[Any, str]:
         return {asked(row): f"{100 * row['score']:.0f} %, {row['logprob']:.2f}"}

@@ -85,9 +85,9 @@ def verify(
 def _ruler_again(adapter: str, rows: Sequence[dict[str, Any]]) -> str:
     """The command that measures these rows again; their prompts need no text."""
     lengths, tasks = (",".join(dict.fromkeys(str(row[name]) for row in rows)) for name in ("length", "task"))
-    last = rows[0].get("dense_last")
-    dense = f" --ruler-dense-last {last}" if last else ""
+    last, share = rows[0].get("question_tokens"), rows[0].get("question_pairs")
+    asked = f" --ruler-question {last} --ruler-question-pairs {share:g}" if last else ""
     return (
         f"focus-hf eval --adapter {adapter} --ruler {lengths} --ruler-tasks {tasks} "
-        f"--ruler-samples {rows[0]['samples']} --seed {rows[0]['seed']}{dense} measures it again"
+        f"--ruler-samples {rows[0]['samples']} --seed {rows[0]['seed']}{asked} measures it again"
     )

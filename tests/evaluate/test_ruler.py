@@ -13,6 +13,7 @@ import torch
 
 from focus_hf.card import FocusModelCard
 from focus_hf.evaluate import Mode, RulerPlan, attending, measure_ruler, ruler_figure, token_losses
+from focus_hf.evaluate.modes import at_share
 from focus_hf.evaluate.report import tables
 from focus_hf.evaluate.ruler.prompts import make_prompts
 from focus_hf.evaluate.ruler.run import answer_losses, generate_answer, read_question
@@ -20,13 +21,13 @@ from focus_hf.evaluate.ruler.tasks import KEYS, TASKS, string_match_all
 from focus_hf.hub import load_adapted
 from focus_hf.records import Results, load_results, ruler_tables
 from tests.cli.test_cli import focus_hf
+from tests.families import CELLS
 
 LENGTH = 500
 
 
-@pytest.fixture(scope="module")
-def model(tiny, tmp_path_factory):
-    """The tiny base with an adapter whose groups are random: as a model, its tokenizer, its folder."""
+def with_random_groups(base, folder, **changes):
+    """The base with an adapter whose groups are random: as a model, its tokenizer, its folder."""
     from peft import get_peft_model
     from transformers import AutoModelForCausalLM
 
@@ -34,9 +35,21 @@ def model(tiny, tmp_path_factory):
     from tests.families import focus_config, unbalance
 
     torch.manual_seed(0)
-    made = get_peft_model(AutoModelForCausalLM.from_pretrained(tiny / "base"), focus_config())
+    made = get_peft_model(AutoModelForCausalLM.from_pretrained(base), focus_config(**changes))
     unbalance(made)
-    return load_adapted(str(save_adapter(made, tmp_path_factory.mktemp("ruler") / "adapter")))
+    return load_adapted(str(save_adapter(made, folder)))
+
+
+@pytest.fixture(scope="module")
+def model(tiny, tmp_path_factory):
+    return with_random_groups(tiny / "base", tmp_path_factory.mktemp("ruler") / "adapter")
+
+
+@pytest.fixture(scope="module")
+def by_cells(tiny, tmp_path_factory):
+    curves = {str(position): [[-3.0, 0.1], [-8.0, 0.9]] for position in (100, 400)}
+    cells = {**CELLS, "pairs_curves": curves}
+    return with_random_groups(tiny / "base", tmp_path_factory.mktemp("ruler") / "cells", **cells)
 
 
 def sentences(task, size=40, seed=3):
@@ -147,28 +160,41 @@ def test_likelihood_and_generation_are_the_models(model):
             assert said.startswith(expected)
 
 
-@pytest.mark.parametrize("mode", [Mode("hard", 1), Mode("quest", width=60)], ids=str)
-def test_what_is_asked_can_be_read_densely_after_a_document(model, mode):
-    """The document read in the mode, what is asked densely, as a user would do it with two calls."""
-    plain, tokenizer, _ = model
+@pytest.mark.parametrize("share", [1.0, 0.8])
+@pytest.mark.parametrize("mode", ["hard", "quest", "streaming"])
+def test_what_is_asked_can_read_another_share_after_a_document(by_cells, mode, share):
+    """As a user would do it: one call reads the document, another what is asked, the dial turned between them."""
+    plain, tokenizer, _ = by_cells
     prompt, last = make_prompts(tokenizer, "niah_single_1", LENGTH, 1)[0], 40
-    plan = RulerPlan([LENGTH], ["niah_single_1"], samples=1, dense_last=last)
-    (row,) = measure_ruler(plain, tokenizer, plan, [replace(mode, top_k=1)])
-    document = len(prompt.answered) - prompt.answer_tokens - last
-    ids = torch.tensor(prompt.answered)[None]
-    with torch.no_grad(), attending(plain, mode):
+    document, ids = len(prompt.answered) - prompt.answer_tokens - last, torch.tensor(prompt.answered)[None]
+    text, before = ids[:, : len(prompt.ids) - last], Mode(mode, budget="0.2", width=None if mode == "hard" else 60)
+    plan = RulerPlan([LENGTH], ["niah_single_1"], samples=1, question_tokens=last, question_pairs=share)
+    (row,) = measure_ruler(plain, tokenizer, plan, [before])
+    with torch.no_grad(), attending(plain, before, text):
         cache = plain(input_ids=ids[:, :document], use_cache=True).past_key_values
-    with torch.no_grad(), attending(plain, Mode("dense")):
+    later = at_share(before, share, text.shape[1]) if mode != "hard" else Mode("hard", budget=str(share))
+    with torch.no_grad(), attending(plain, Mode("dense") if share == 1 else later, text):
         logits = plain(input_ids=ids[:, document:], past_key_values=cache).logits[0, -prompt.answer_tokens - 1 : -1]
     expected = torch.log_softmax(logits.float(), -1).gather(-1, ids[0, -prompt.answer_tokens :, None]).mean()
-    assert row.logprob == pytest.approx(float(expected), rel=1e-4) and row.dense_last == last
-    (alike,) = measure_ruler(plain, tokenizer, replace(plan, dense_last=0), [replace(mode, top_k=1)])
-    assert abs(alike.logprob - row.logprob) > 1e-4 and row.pairs < 1
-    (dense,) = measure_ruler(plain, tokenizer, plan, [Mode("dense")])
-    (before,) = measure_ruler(plain, tokenizer, replace(plan, dense_last=0), [Mode("dense")])
-    assert dense.logprob == pytest.approx(before.logprob, rel=1e-4) and dense.score == before.score
-    (table,) = ruler_tables([row.to_dict()])
-    assert table.lines[0][0] == "niah_single_1, the last 40 tokens and the answer read densely"
+    assert row.logprob == pytest.approx(float(expected), rel=1e-4)
+    assert (row.question_tokens, row.question_pairs) == (last, share) and row.pairs < 0.5
+    (alike,) = measure_ruler(plain, tokenizer, replace(plan, question_tokens=0), [before])
+    assert abs(alike.logprob - row.logprob) > 1e-4
+    how = "densely" if share == 1 else "with 80 % of the pairs"
+    assert (
+        ruler_tables([row.to_dict()])[0].lines[0][0] == f"niah_single_1, the last 40 tokens and the answer read {how}"
+    )
+
+
+def test_dense_attention_reads_what_is_asked_as_it_reads_a_document(by_cells):
+    plain, tokenizer, _ = by_cells
+    plan = RulerPlan([LENGTH], ["niah_single_1"], samples=1)
+    rows = [
+        next(measure_ruler(plain, tokenizer, replace(plan, question_tokens=n, question_pairs=p), [Mode("dense")]))
+        for n, p in ((0, 1.0), (40, 1.0), (40, 0.5))
+    ]
+    assert rows[1].logprob == rows[2].logprob == pytest.approx(rows[0].logprob, rel=1e-4)
+    assert rows[0].score == rows[1].score == rows[2].score
 
 
 def test_a_model_that_knows_the_answer_gets_all_points(model):
@@ -223,7 +249,7 @@ def test_tables_have_a_line_for_each_task_and_a_column_for_each_mode(tmp_path):
 def test_on_the_command_line_without_any_text(model, tmp_path):
     plain, tokenizer, folder = model
     asked = ["--ruler", LENGTH, "--ruler-tasks", "niah_single_1,fwe", "--ruler-samples", "1", "--modes", "dense,hard"]
-    asked += ["--ruler-dense-last", 40]
+    asked += ["--ruler-question", 40]
     files = ["--plots", tmp_path / "plots", "--json", tmp_path / "r.json"]
     done = focus_hf("eval", "--adapter", folder, *asked, *files, "--write")
     assert done.returncode == 0, done.stderr
@@ -232,7 +258,9 @@ def test_on_the_command_line_without_any_text(model, tmp_path):
     results = load_results(folder)
     assert json.loads((tmp_path / "r.json").read_text())["ruler"] == results.ruler
     modes = [Mode("dense"), Mode("hard", 1)]
-    again = measure_ruler(plain, tokenizer, RulerPlan([LENGTH], ["niah_single_1", "fwe"], 1, dense_last=40), modes)
+    again = measure_ruler(
+        plain, tokenizer, RulerPlan([LENGTH], ["niah_single_1", "fwe"], 1, question_tokens=40), modes
+    )
     for row, here in zip(results.ruler, again, strict=True):
         for name, value in here.to_dict().items():  # the same questions and answers in another process
             assert row[name] == (pytest.approx(value, rel=1e-4) if isinstance(value, float) else value)
@@ -249,5 +277,7 @@ def test_mistakes_name_the_value_and_what_was_expected(model):
         next(measure_ruler(plain, tokenizer, RulerPlan([100], ["niah_single_1"]), [Mode("dense")]))
     with pytest.raises(ValueError, match="RULER's tasks here are niah_single_1, .* got 'qa_1'"):
         RulerPlan([500], ["qa_1"])
-    with pytest.raises(ValueError, match=r"dense_last is at most half of the shortest length, 250 .* got 251\."):
-        RulerPlan([600, 500], ["vt"], dense_last=251)
+    with pytest.raises(ValueError, match=r"question_tokens is at most half of the shortest .*, 250 .* got 251\."):
+        RulerPlan([600, 500], ["vt"], question_tokens=251)
+    with pytest.raises(ValueError, match=r"question_pairs is a share .* above 0 and at most 1; got 30"):
+        RulerPlan([600], ["vt"], question_tokens=64, question_pairs=30)

@@ -3,45 +3,64 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..modes import Mode, Row, attending, device_of, with_cache
+from ...records.results import OPPONENTS
+from ..modes import Mode, Row, at_share, attending, device_of, with_cache
 from ..quality import shares_read, with_width
 from .prompts import Prompt, make_prompts
 from .tasks import TASKS, string_match_all
+
+#: A block in which a model reads what is asked.
+Asking = Callable[[], AbstractContextManager[Any]]
 
 
 @dataclass(frozen=True)
 class RulerPlan:
     """What to ask: ``samples`` prompts of each task, by its name in `TASKS`, at each of some lengths, in tokens of
-    prompt and answer; the seed is theirs. In every mode the last ``dense_last`` tokens of a prompt and its answer
-    attend to everything: what is asked, after a document that was read in that mode.
+    prompt and answer; the seed is theirs. In every mode the last ``question_tokens`` of a prompt and its answer read
+    ``question_pairs``: what is asked, after a document that was read in that mode. Everything by default; of Focus and
+    its opponents a smaller share is what a whole context of this length would read at it.
 
     Raises:
-        ValueError: there is no such task, or ``dense_last`` leaves no document.
+        ValueError: there is no such task, ``question_tokens`` leaves no document, or it is no share.
     """
 
     lengths: Sequence[int]
     tasks: Sequence[str] = tuple(TASKS)
     samples: int = 10
     seed: int = 0
-    dense_last: int = 0
+    question_tokens: int = 0
+    question_pairs: float = 1.0
 
     def __post_init__(self) -> None:
         for task in self.tasks:
             if task not in TASKS:
                 raise ValueError(f"RULER's tasks here are {', '.join(TASKS)}; got {task!r}.")
-        if not 0 <= self.dense_last <= min(self.lengths) // 2:
+        if not 0 <= self.question_tokens <= min(self.lengths) // 2:
             raise ValueError(
-                f"dense_last is at most half of the shortest length, {min(self.lengths) // 2} tokens, so that "
-                f"there is a document before them; got {self.dense_last}."
+                f"question_tokens is at most half of the shortest length, {min(self.lengths) // 2} tokens, so that "
+                f"there is a document before them; got {self.question_tokens}."
             )
+        if not 0 < self.question_pairs <= 1:
+            raise ValueError(
+                f"question_pairs is a share of the pairs, above 0 and at most 1; got {self.question_pairs}."
+            )
+
+    def mode_of_question(self, mode: Mode, length: int) -> Mode:
+        """How what is asked is read after a document of ``length`` tokens that was read in a mode."""
+        if self.question_pairs == 1 or mode.name == "dense":
+            return Mode("dense")
+        if mode.name == "hard":
+            return replace(mode, budget=str(self.question_pairs))
+        return at_share(mode, self.question_pairs, length) if mode.name in OPPONENTS else mode
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +75,7 @@ class RulerRow(Row):
         accuracy: share of the right answer's tokens that are the model's first choice, given those before.
         logprob: log-probability of the right answer in nats per token, given those before.
         pairs: share of the possible pairs that routed layers attend to, on the first prompt; of an opponent on all.
-        samples, seed, dense_last: see `RulerPlan`; where it is not 0, ``pairs`` is of the tokens before.
+        samples, seed, question_tokens, question_pairs: see `RulerPlan`; ``pairs`` is of the tokens before those.
     """
 
     task: str
@@ -67,7 +86,8 @@ class RulerRow(Row):
     pairs: float
     samples: int
     seed: int
-    dense_last: int = 0
+    question_tokens: int = 0
+    question_pairs: float = 1.0
 
     def __str__(self) -> str:
         return f"RULER {self.task}, {self.length} tokens: {super().__str__()}"
@@ -87,20 +107,23 @@ def measure_ruler(model: Any, tokenizer: Any, plan: RulerPlan, modes: Sequence[M
     kinds = [(task, length) for length in plan.lengths for task in plan.tasks]
     made = [make_prompts(tokenizer, task, length, plan.samples, plan.seed) for task, length in kinds]
     for (task, length), prompts in zip(kinds, made, strict=True):
-        first = torch.tensor(prompts[0].ids)[None, : -plan.dense_last or None]
+        first = torch.tensor(prompts[0].ids)[None, : -plan.question_tokens or None]
         for mode in with_cache(modes):
             mode = with_width(model, mode, first, first.shape[1])
+            later = plan.mode_of_question(mode, first.shape[1])
+            asking = partial(attending, model, later, first) if plan.question_tokens else nullcontext
             with attending(model, mode, first) as counted:
-                answers = [_answer(model, tokenizer, prompt, plan.dense_last) for prompt in prompts]
+                answers = [_answer(model, tokenizer, prompt, plan.question_tokens, asking) for prompt in prompts]
                 pairs, _ = shares_read(model, mode, counted, first)
             found = {kind: sum(answer[kind] for answer in answers) / len(answers) for kind in answers[0]}
-            found |= {"pairs": pairs, "samples": plan.samples, "seed": plan.seed, "dense_last": plan.dense_last}
+            found |= {"pairs": pairs, "samples": plan.samples, "seed": plan.seed}
+            found |= {"question_tokens": plan.question_tokens, "question_pairs": plan.question_pairs}
             yield RulerRow(**mode.columns, task=task, length=length, **found)
 
 
-def _answer(model: Any, tokenizer: Any, prompt: Prompt, dense_last: int) -> dict[str, Any]:
-    cache = read_question(model, prompt, max(0, dense_last - 1))
-    with attending(model, Mode("dense")) if dense_last else nullcontext():
+def _answer(model: Any, tokenizer: Any, prompt: Prompt, question: int, asking: Asking) -> dict[str, Any]:
+    cache = read_question(model, prompt, max(0, question - 1), asking)
+    with asking():
         said = generate_answer(model, tokenizer, prompt, copy.deepcopy(cache))
         losses, first_choice = answer_losses(model, prompt, cache)
     return {
@@ -111,16 +134,16 @@ def _answer(model: Any, tokenizer: Any, prompt: Prompt, dense_last: int) -> dict
 
 
 @torch.no_grad()
-def read_question(model: Any, prompt: Prompt, dense_last: int = 0) -> Any:
+def read_question(model: Any, prompt: Prompt, last: int = 0, asking: Asking = nullcontext) -> Any:
     """A KV cache with a question in it, but for the last token that is the same whatever the answer: reading a long
-    one takes most of the time. Dense attention reads the last ones of them, if there are so many.
+    one takes most of the time. The last ones of them, if there are so many, are read in the block of ``asking``.
     """
     ids = torch.tensor(prompt.answered[: -prompt.answer_tokens - 1], device=device_of(model))[None]
-    first = max(1, ids.shape[1] - dense_last)
+    first = max(1, ids.shape[1] - last)
     cache = model(input_ids=ids[:, :first], use_cache=True, logits_to_keep=1).past_key_values
     if first == ids.shape[1]:
         return cache
-    with attending(model, Mode("dense")):
+    with asking():
         return model(input_ids=ids[:, first:], past_key_values=cache, use_cache=True, logits_to_keep=1).past_key_values
 
 
