@@ -27,6 +27,7 @@ def set_routing(
     pairs: float | None = None,
     threshold: float | None = None,
     length: int | None = None,
+    answer_pairs: float | None = _KEEP,
     top_k: int | None = None,
     dense_below: int | None = None,
     mode: str | None = _KEEP,
@@ -44,6 +45,9 @@ def set_routing(
         threshold: the plain number behind it, for all positions; lower reads more.
         length: with ``pairs``: tune the dial to contexts of this many tokens, with one threshold that has them attend
             to so many pairs: shorter ones attend to more then, longer ones to fewer.
+        answer_pairs: with ``routing="cells"``, the share of what is before them that the last 64 tokens of every call
+            attend to: the end of a prompt, where its question stands, and each token that is generated. ``None``
+            goes back to ``pairs``. Not saved, and not in continuous batching.
         top_k: with ``routing="shared"``, groups per token, 1 to its ``num_groups``. More is closer to dense attention
             and slower. Saved with the adapter.
         dense_below: positions below it attend to everything before them, so that contexts of up to so many tokens are
@@ -79,12 +83,17 @@ def set_routing(
     configs = {id(config): config for config in active}.values()  # each once
     # All of them, or nothing changes.
     changes = [dial_changes(config, pairs, threshold, length, top_k) | for_all for config in configs]
+    if answer_pairs is not _KEEP and answer_pairs is not None:
+        for config in configs:
+            _check_share(config, "answer_pairs", answer_pairs)
     for config, change in zip(configs, changes, strict=True):
         for name, value in change.items():
             setattr(config, name, value)
     for layer in layers:
         if mode is not _KEEP:
             layer.mode, layer.window = mode, window
+        if answer_pairs is not _KEEP:
+            layer.answer_pairs = answer_pairs
         if path is not None:
             layer.path = path
         if kernel is not None:
@@ -119,22 +128,33 @@ def dial_changes(
         return {}
     if pairs is not None and threshold is not None:
         raise ValueError(f"Give pairs ({pairs!r}) or threshold ({threshold!r}), not both.")
-    if not config.by_cells:
-        raise ValueError("pairs and threshold are for routing='cells'; this adapter's routing is shared: use top_k.")
     if threshold is not None:
+        _check_cells(config, "threshold")
         check_fields({"threshold": threshold}, "set_routing")
         return {"threshold": float(threshold), "pairs": None}
-    check_fields({"pairs": pairs}, "set_routing")
-    share = float(pairs or 0)
-    if not config.pairs_curves and share < 1:
-        raise ValueError(
-            f"pairs={pairs!r}: this adapter has no curves from a fit that say which threshold that is. Use threshold."
-        )
+    share = _check_share(config, "pairs", pairs)
     if length is None or share >= 1:
         return {"pairs": share}
     if not isinstance(length, int) or length < 1:
         raise ValueError(f"length must be a number of tokens, got {length!r}.")
     return {"pairs": None, "threshold": threshold_for(config.pairs_curves or {}, length, share)}
+
+
+def _check_cells(config: FocusConfig, name: str) -> None:
+    if not config.by_cells:
+        raise ValueError(f"{name} is for routing='cells'; this adapter's routing is shared: use top_k.")
+
+
+def _check_share(config: FocusConfig, name: str, asked: float | None) -> float:
+    """A share of pairs that is asked for, if it is known which threshold that is."""
+    _check_cells(config, name)
+    check_fields({"pairs": asked}, f"set_routing, {name}")
+    share = float(asked or 0)
+    if not config.pairs_curves and share < 1:
+        raise ValueError(
+            f"{name}={asked!r}: this adapter has no curves from a fit that say which threshold that is. Use threshold."
+        )
+    return share
 
 
 @contextmanager

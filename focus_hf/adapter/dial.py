@@ -4,6 +4,9 @@ The curves of an adapter say, at several positions, which share of the earlier t
 which threshold. A query's threshold then follows from the share that is asked for and its own position, so that any
 context attends to that share of its pairs, and a token's routing does not depend on how many come after it. Beyond the
 octave of the last curve thresholds go on falling with every doubling as they did between the last two.
+
+A share of its own for answers is for the last tokens of every call: those of a prompt, where its question
+stands, and each token that is generated. What few tokens read costs little, and is what an answer is made of.
 """
 
 from __future__ import annotations
@@ -20,6 +23,9 @@ from ..settings import FocusSettings
 #: Reads all cells.
 EVERYTHING = -1e6
 
+#: So many of the last tokens of a call are, or ask for, an answer.
+ANSWER_TOKENS = 64
+
 #: From the middle of an octave, where its curve stands, to its end; in doublings.
 HALF_OCTAVE = math.log2(4 / 3)
 
@@ -29,12 +35,15 @@ _Curve = tuple[float, Sequence[Sequence[float]]]
 
 def thresholds(settings: FocusSettings, positions: Tensor) -> Tensor | float:
     """The threshold of queries at positions, integers ``(B, Q)``, negative for padding: float32 ``(B, Q)``, or one
-    number for all.
+    number for all; of none of them as of an answer.
     """
-    share = settings.pairs
-    if share is None or share >= 1 or not settings.pairs_curves:
-        return EVERYTHING if share is not None and share >= 1 else settings.threshold
-    at, values = _thresholds_at_curves(settings, positions.device)
+    return settings.threshold if settings.pairs is None else _thresholds_of(settings, settings.pairs, positions)
+
+
+def _thresholds_of(settings: FocusSettings, share: float, positions: Tensor) -> Tensor | float:
+    if share >= 1 or not settings.pairs_curves:
+        return EVERYTHING if share >= 1 else settings.threshold
+    at, values = _thresholds_at_curves(settings, share, positions.device)
     places = positions.clamp(min=1).to(at.dtype).log2()
     upper = torch.searchsorted(at, places).clamp(max=len(at) - 1)
     lower = (upper - 1).clamp(min=0)
@@ -44,34 +53,47 @@ def thresholds(settings: FocusSettings, positions: Tensor) -> Tensor | float:
     return (torch.lerp(values[lower], values[upper], part) + beyond * falls).float()
 
 
-def _thresholds_at_curves(settings: FocusSettings, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Logarithms of the positions of curves, and the thresholds for the share there: ``(curves,)`` each, made once."""
-    curves, share = settings.pairs_curves or {}, settings.pairs or 0.0
+def _thresholds_at_curves(settings: FocusSettings, share: float, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Logarithms of the positions of curves, and the thresholds for a share there: ``(curves,)`` each, made once."""
+    curves = settings.pairs_curves or {}
     slots = {} if torch.compiler.is_compiling() else vars(settings).setdefault("_at_curves", {})
-    kept = slots.get(device)
-    if kept is None or kept[0] != (curves, share):
+    kept = slots.get((device, share))
+    if kept is None or kept[0] != curves:
         ascending = sorted((math.log2(int(position)), points) for position, points in curves.items())
         numbers = [(place, _interpolate([(s, t) for t, s in points], share)) for place, points in ascending]
         with torch.inference_mode(False):
-            kept = (curves, share), torch.tensor(numbers, dtype=finest(device), device=device).T.contiguous()
-        slots[device] = kept
+            kept = curves, torch.tensor(numbers, dtype=finest(device), device=device).T.contiguous()
+        slots[device, share] = kept
     at, values = kept[1]
     return at, values
 
 
-def limits(settings: FocusSettings, positions: Tensor) -> Tensor:
-    """`focus_hf.routing.cells.cell_limits` of queries: float32 ``(B, Q, bands)``; see `thresholds`."""
-    return cell_limits(positions, thresholds(settings, positions), settings.local_window, settings.num_bands)
+def limits(settings: FocusSettings, positions: Tensor, answer_pairs: float | None = None) -> Tensor:
+    """`focus_hf.routing.cells.cell_limits` of a call's queries: float32 ``(B, Q, bands)``; see `thresholds`.
+
+    Args:
+        settings: of the adapter.
+        positions: integers ``(B, Q)``, negative for padding.
+        answer_pairs: the share of the last `ANSWER_TOKENS` of them, where they have one of their own.
+    """
+    at = thresholds(settings, positions)
+    if answer_pairs is not None:
+        count = positions.shape[1]
+        last = torch.arange(count, device=positions.device)[None] >= count - ANSWER_TOKENS
+        at = torch.where(last, _thresholds_of(settings, answer_pairs, positions), at)
+    return cell_limits(positions, at, settings.local_window, settings.num_bands)
 
 
-def limits_from(settings: FocusSettings, first: int, count: int, device: torch.device) -> Tensor:
+def limits_from(
+    settings: FocusSettings, first: int, count: int, device: torch.device, answer_pairs: float | None = None
+) -> Tensor:
     """The same of consecutive queries, float32 ``(1, count, bands)``: all layers ask it, and it is made once."""
     dial = settings.threshold, settings.pairs, settings.pairs_curves, settings.local_window, settings.num_bands
-    asked = (*dial, first, count, device)
+    asked = (*dial, first, count, device, answer_pairs)
     kept = vars(settings).get("_limits")
     if kept is None or kept[0] != asked:
         with torch.inference_mode(False):
-            kept = asked, limits(settings, torch.arange(first, first + count, device=device)[None])
+            kept = asked, limits(settings, torch.arange(first, first + count, device=device)[None], answer_pairs)
         vars(settings)["_limits"] = kept
     found: Tensor = kept[1]
     return found

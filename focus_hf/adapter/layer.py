@@ -71,6 +71,7 @@ class FocusLayer(nn.Module, BaseTunerLayer):
         self.configs: dict[str, FocusConfig] = {}
         self.mode: str | None = None
         self.window: int | None = None  # width of mode "window"
+        self.answer_pairs: float | None = None  # of the last tokens of a call, see `dial.limits`
         self.path = "auto"
         self.kernel: Kernel | None = None
         self.gate_strength: float | None = None

@@ -121,10 +121,11 @@ def by_cells(call: Call, asked: Asked) -> Routed:
     query, key, router = asked.query, asked.key, own_heads(call, asked.key.shape[1])
     new = query.shape[2]
     groups = groups_of_keys(call, key, new, router)
+    share = call.router.answer_pairs
     if asked.first_position is not None and not torch.compiler.is_compiling():
-        limit = limits_from(call.config, asked.first_position + key.shape[2] - new, new, key.device)
+        limit = limits_from(call.config, asked.first_position + key.shape[2] - new, new, key.device, share)
     else:
-        limit = limits(call.config, asked.query_positions())
+        limit = limits(call.config, asked.query_positions(), share)
     return groups, cell_reads(query, router, limit), None
 
 

@@ -342,13 +342,13 @@ def test_an_adapter_loaded_onto_a_cache_in_use_asks_for_a_new_one() -> None:
     [
         ({"mode": "soft"}, "cannot be soft"),
         ({"include_sliding_layers": True}, "does not route sliding layers"),
+        ({**CELLS, "answer_pairs": 1.0}, "set_routing(model, answer_pairs=None)"),
     ],
 )
 def test_what_it_cannot_do_is_refused_in_one_line(setting: dict[str, Any], why: str) -> None:
-    mode = setting.pop("mode", None)
-    model = focus_model("gemma3_text", **setting)
-    if mode:
-        focus_hf.set_routing(model, mode=mode)
+    turned = {name: setting[name] for name in ("mode", "answer_pairs") if name in setting}
+    model = focus_model("gemma3_text", **{name: value for name, value in setting.items() if name not in turned})
+    focus_hf.set_routing(model, **turned)
     outputs = model.generate_batch(prompts_of((20,)), generation_config=greedy(), continuous_batching_config=pages())
     (error,) = [output.error for output in outputs.values()]
     assert why in error and "\n" not in error

@@ -71,6 +71,8 @@ def _refuse(router: FocusLayer, kwargs: dict[str, Any]) -> None:
         why = "needs ContinuousBatchingConfig(use_cuda_graph=False), and no compilation"
     elif router.mode == "soft":
         why = 'cannot be soft: focus_hf.set_routing(model, mode="hard")'
+    elif router.answer_pairs is not None:
+        why = "shares pages by their tokens, whoever asked: focus_hf.set_routing(model, answer_pairs=None)"
     elif router.is_observed:
         why = "cannot be looked at: observe generate() instead"
     if why is not None:
