@@ -60,7 +60,7 @@ def evaluate_command(
         int,
         typer.Option(help="Last tokens of a prompt that read, as its answer does, another share.", min=0),
     ] = 0,
-    ruler_question_pairs: Annotated[float, typer.Option(help="That share; 1 is dense attention.")] = 1.0,
+    ruler_question_pairs: Annotated[float, typer.Option(help="The share of what is before them; 1 is all.")] = 1.0,
     code: Annotated[
         str | None, typer.Option(help="Lengths of tasks on code where far tokens decide, with commas; needs no text.")
     ] = None,

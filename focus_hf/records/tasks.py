@@ -38,7 +38,7 @@ def ruler_tables(rows: Sequence[Row]) -> list[TaskTable]:
         if not (last := row.get("question_tokens")):
             return str(row["task"])
         share = row["question_pairs"]
-        how = "densely" if share == 1 else f"with {100 * share:.0f} % of the pairs"
+        how = "densely" if share == 1 else f"with {100 * share:.0f} % of what is before them"
         return f"{row['task']}, the last {last} tokens and the answer read {how}"
 
     def cells(row: Row) -> dict[Any, str]:

@@ -13,7 +13,6 @@ import torch
 
 from focus_hf.card import FocusModelCard
 from focus_hf.evaluate import Mode, RulerPlan, attending, measure_ruler, ruler_figure, token_losses
-from focus_hf.evaluate.modes import at_share
 from focus_hf.evaluate.report import tables
 from focus_hf.evaluate.ruler.prompts import make_prompts
 from focus_hf.evaluate.ruler.run import answer_losses, generate_answer, read_question
@@ -172,15 +171,17 @@ def test_what_is_asked_can_read_another_share_after_a_document(by_cells, mode, s
     (row,) = measure_ruler(plain, tokenizer, plan, [before])
     with torch.no_grad(), attending(plain, before, text):
         cache = plain(input_ids=ids[:, :document], use_cache=True).past_key_values
-    later = at_share(before, share, text.shape[1]) if mode != "hard" else Mode("hard", budget=str(share))
-    with torch.no_grad(), attending(plain, Mode("dense") if share == 1 else later, text):
+    keys = round(share * text.shape[1])  # the last one's own, four first ones, and a window
+    later = Mode("hard", budget=str(share)) if mode == "hard" else Mode(mode, width=keys - 5)
+    of = None if mode == "hard" else text  # its dial at every position, not tuned to a length
+    with torch.no_grad(), attending(plain, Mode("dense") if share == 1 else later, of):
         logits = plain(input_ids=ids[:, document:], past_key_values=cache).logits[0, -prompt.answer_tokens - 1 : -1]
     expected = torch.log_softmax(logits.float(), -1).gather(-1, ids[0, -prompt.answer_tokens :, None]).mean()
     assert row.logprob == pytest.approx(float(expected), rel=1e-4)
     assert (row.question_tokens, row.question_pairs) == (last, share) and row.pairs < 0.5
     (alike,) = measure_ruler(plain, tokenizer, replace(plan, question_tokens=0), [before])
     assert abs(alike.logprob - row.logprob) > 1e-4
-    how = "densely" if share == 1 else "with 80 % of the pairs"
+    how = "densely" if share == 1 else "with 80 % of what is before them"
     assert (
         ruler_tables([row.to_dict()])[0].lines[0][0] == f"niah_single_1, the last 40 tokens and the answer read {how}"
     )

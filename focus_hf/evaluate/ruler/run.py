@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from ...records.results import OPPONENTS
-from ..modes import Mode, Row, at_share, attending, device_of, with_cache
+from ..modes import Mode, Row, attending, device_of, with_cache
+from ..opponents import SINKS
 from ..quality import shares_read, with_width
 from .prompts import Prompt, make_prompts
 from .tasks import TASKS, string_match_all
@@ -26,8 +27,7 @@ Asking = Callable[[], AbstractContextManager[Any]]
 class RulerPlan:
     """What to ask: ``samples`` prompts of each task, by its name in `TASKS`, at each of some lengths, in tokens of
     prompt and answer; the seed is theirs. In every mode the last ``question_tokens`` of a prompt and its answer read
-    ``question_pairs``: what is asked, after a document that was read in that mode. Everything by default; of Focus and
-    its opponents a smaller share is what a whole context of this length would read at it.
+    ``question_pairs`` of what is before them: what is asked, after a document that was read in that mode.
 
     Raises:
         ValueError: there is no such task, ``question_tokens`` leaves no document, or it is no share.
@@ -54,13 +54,18 @@ class RulerPlan:
                 f"question_pairs is a share of the pairs, above 0 and at most 1; got {self.question_pairs}."
             )
 
-    def mode_of_question(self, mode: Mode, length: int) -> Mode:
-        """How what is asked is read after a document of ``length`` tokens that was read in a mode."""
+    def asking(self, model: nn.Module, mode: Mode, document: Tensor) -> Asking:
+        """How what is asked is read after a document, ids ``(1, T)``, that was read in a mode."""
+        if self.question_tokens == 0:
+            return nullcontext
         if self.question_pairs == 1 or mode.name == "dense":
-            return Mode("dense")
+            return partial(attending, model, Mode("dense"))
         if mode.name == "hard":
-            return replace(mode, budget=str(self.question_pairs))
-        return at_share(mode, self.question_pairs, length) if mode.name in OPPONENTS else mode
+            return partial(attending, model, replace(mode, budget=str(self.question_pairs)))
+        if mode.name not in OPPONENTS:
+            return partial(attending, model, mode)
+        keys = round(self.question_pairs * document.shape[1])
+        return partial(attending, model, replace(mode, width=max(0, keys - 1 - SINKS)), document)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,8 +115,7 @@ def measure_ruler(model: Any, tokenizer: Any, plan: RulerPlan, modes: Sequence[M
         first = torch.tensor(prompts[0].ids)[None, : -plan.question_tokens or None]
         for mode in with_cache(modes):
             mode = with_width(model, mode, first, first.shape[1])
-            later = plan.mode_of_question(mode, first.shape[1])
-            asking = partial(attending, model, later, first) if plan.question_tokens else nullcontext
+            asking = plan.asking(model, mode, first)
             with attending(model, mode, first) as counted:
                 answers = [_answer(model, tokenizer, prompt, plan.question_tokens, asking) for prompt in prompts]
                 pairs, _ = shares_read(model, mode, counted, first)
