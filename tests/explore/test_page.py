@@ -252,7 +252,7 @@ def test_mistakes_are_told(adapter, tiny, tmp_path):
     for arguments, message in (
         (["--adapter", adapter], "Which text should be shown? Give --text."),
         ([*text, "--top-k", "9"], "top_k must be an integer from 1 to num_groups (4), got 9"),
-        ([*text, "--pairs", "0.2"], "pairs and threshold are for routing='cells'"),
+        ([*text, "--pairs", "0.2"], "pairs is for routing='cells'"),
     ):
         done = run(*arguments, "--out", tmp_path / "page.html")
         assert message in str(done.exception), done.output
