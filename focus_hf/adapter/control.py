@@ -148,7 +148,7 @@ def _check_cells(config: FocusConfig, name: str) -> None:
 def _check_share(config: FocusConfig, name: str, asked: float | None) -> float:
     """A share of pairs that is asked for, if it is known which threshold that is."""
     _check_cells(config, name)
-    check_fields({"pairs": asked}, f"set_routing, {name}")
+    check_fields({"pairs": asked}, f"set_routing({name}=...)")
     share = float(asked or 0)
     if not config.pairs_curves and share < 1:
         raise ValueError(

@@ -35,7 +35,7 @@ _Curve = tuple[float, Sequence[Sequence[float]]]
 
 def thresholds(settings: FocusSettings, positions: Tensor) -> Tensor | float:
     """The threshold of queries at positions, integers ``(B, Q)``, negative for padding: float32 ``(B, Q)``, or one
-    number for all; of none of them as of an answer.
+    number for all, where answers have no share of their own.
     """
     return settings.threshold if settings.pairs is None else _thresholds_of(settings, settings.pairs, positions)
 
