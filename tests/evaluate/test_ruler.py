@@ -179,7 +179,7 @@ def test_what_is_asked_can_read_another_share_after_a_document(by_cells, mode, s
     expected = torch.log_softmax(logits.float(), -1).gather(-1, ids[0, -prompt.answer_tokens :, None]).mean()
     assert row.logprob == pytest.approx(float(expected), rel=1e-4)
     assert (row.question_tokens, row.question_pairs) == (last, share) and row.pairs < 0.5
-    (alike,) = measure_ruler(plain, tokenizer, replace(plan, question_tokens=0), [before])
+    (alike,) = measure_ruler(plain, tokenizer, replace(plan, question_tokens=0, question_pairs=1.0), [before])
     assert abs(alike.logprob - row.logprob) > 1e-4
     how = "densely" if share == 1 else "with 80 % of what is before them"
     assert (
@@ -280,5 +280,7 @@ def test_mistakes_name_the_value_and_what_was_expected(model):
         RulerPlan([500], ["qa_1"])
     with pytest.raises(ValueError, match=r"question_tokens is at most half of the shortest .*, 250 .* got 251\."):
         RulerPlan([600, 500], ["vt"], question_tokens=251)
-    with pytest.raises(ValueError, match=r"question_pairs is a share .* above 0 and at most 1; got 30"):
+    with pytest.raises(ValueError, match=r"question_pairs is a share, above 0 and at most 1; got 30"):
         RulerPlan([600], ["vt"], question_tokens=64, question_pairs=30)
+    with pytest.raises(ValueError, match=r"question_pairs \(0\.3\) is of question_tokens: give both"):
+        RulerPlan([600], ["vt"], question_pairs=0.3)

@@ -50,9 +50,9 @@ class RulerPlan:
                 f"there is a document before them; got {self.question_tokens}."
             )
         if not 0 < self.question_pairs <= 1:
-            raise ValueError(
-                f"question_pairs is a share of the pairs, above 0 and at most 1; got {self.question_pairs}."
-            )
+            raise ValueError(f"question_pairs is a share, above 0 and at most 1; got {self.question_pairs}.")
+        if self.question_pairs < 1 and not self.question_tokens:
+            raise ValueError(f"question_pairs ({self.question_pairs}) is of question_tokens: give both.")
 
     def asking(self, model: nn.Module, mode: Mode, document: Tensor) -> Asking:
         """How what is asked is read after a document, ids ``(1, T)``, that was read in a mode."""
@@ -60,10 +60,8 @@ class RulerPlan:
             return nullcontext
         if self.question_pairs == 1 or mode.name == "dense":
             return partial(attending, model, Mode("dense"))
-        if mode.name == "hard":
-            return partial(attending, model, replace(mode, budget=str(self.question_pairs)))
         if mode.name not in OPPONENTS:
-            return partial(attending, model, mode)
+            return partial(attending, model, replace(mode, budget=str(self.question_pairs)))
         keys = round(self.question_pairs * document.shape[1])
         return partial(attending, model, replace(mode, width=max(0, keys - 1 - SINKS)), document)
 
