@@ -19,14 +19,7 @@ MODELS = {
 
 def main() -> None:
     """Print a row for each model."""
-    recipe = FitRecipe(
-        model="",
-        output_dir="",
-        seq_len=[2048, 8192],
-        windows=[24, 6],
-        dial_windows=[8, 1],
-        gradient_checkpointing=True,
-    )
+    recipe = FitRecipe(model="", output_dir="").for_model(None)
     print("| | weights and longest window | scratch of all layers | a layer being fitted | passes | the adapter |")
     print("|---|---:|---:|---:|---:|---:|")
     for name, (shapes, size) in MODELS.items():

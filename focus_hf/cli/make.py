@@ -83,7 +83,7 @@ def train(given: dict[str, Any], config: Config = None, as_json: AsJson = False)
 def fit(given: dict[str, Any], config: Config = None, as_json: AsJson = False) -> None:
     """Fit an adapter to a model's own attention, without training: each head's groups of keys, and who reads them.
 
-    Lengths and numbers of windows go together: --seq-len 2048 --windows 24 --seq-len 8192 --windows 6. The dial is
+    Lengths and numbers of windows go together: --seq-len 2048 --windows 24 --seq-len 16384 --windows 6. The dial is
     turned afterwards: set_routing(model, pairs=0.15).
     """
     from ..card import write_card
@@ -115,10 +115,10 @@ def fit(given: dict[str, Any], config: Config = None, as_json: AsJson = False) -
             losses = per_cent(point.loss), per_cent(point.window_loss)
             table.add_row(f"{length:,}", f"{point.pairs:.0%}", *losses, f"{point.threshold:.2f}")
     out.print(table)
-    folder = shlex.quote(str(result.folder))
+    folder, shortest = shlex.quote(str(result.folder)), min(result.results.training["recipe"]["seq_len"])
     for text in (
         *afterwards(result.dial, recipe.pairs, result.layers),
         f"The adapter is in {result.folder}; focus_hf.set_routing(model, pairs=0.15) turns the dial.",
-        f"To measure it: focus-hf eval --adapter {folder} --text FILE --seq-len {min(recipe.seq_len)} --write",
+        f"To measure it: focus-hf eval --adapter {folder} --text FILE --seq-len {shortest} --write",
     ):
         say(out, text)

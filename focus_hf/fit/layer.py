@@ -19,6 +19,7 @@ from .curves import HeadCurves, measure, octave
 from .importance import LayerWindow, cell_importance
 from .query_router import train_query_router
 from .recipe import FitRecipe
+from .windowed import as_windows, better_as_windows
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,11 @@ def fit_layer(
         routers.append(train_query_router(router, queries, importance, often, recipe.steps, generator))
         del importance, queries
     router = CellRouter(*map(torch.cat, zip(*(router.tensors().values() for router in routers), strict=True)))
-    return LayerFit(router, measure(map(read, measure_on), router, pattern))
+    curves = measure(map(read, measure_on), router, pattern)
+    if (heads := better_as_windows(curves)).any():
+        router = as_windows(router, heads, curves, pattern)
+        curves = measure(map(read, measure_on), router, pattern)
+    return LayerFit(router, curves)
 
 
 def evenly_often(positions: Tensor) -> Tensor:

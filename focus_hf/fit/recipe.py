@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Self
 
 from ..recipe import Recipe, option
 from ..texts import TextSource
 
 if TYPE_CHECKING:
     from ..adapter import FocusConfig
+
+#: Windows by default: tokens of the shorter and the longer ones, how many shorter ones, and for how many one longer.
+#: Without long windows a context of their length loses several times as much (docs/fitting.md).
+LENGTHS, WINDOWS, OTHERS = (2048, 8192), 24, 5
 
 
 @dataclass
@@ -40,13 +44,22 @@ class FitRecipe(Recipe):
     )
     dense_below: int = option("Positions below it attend to everything before them; shorter prompts are dense.", 0)
     seq_len: list[int] = option(
-        "Tokens per window; may be repeated. The longest should be the length to be served. [default: 2048]",
-        lambda: [2048],
+        "Tokens per window; may be repeated. The longest should be the length to be served. [default: 2048 and 8192, "
+        "as far as the model has positions]",
+        list,
         at_least=1,
     )
-    windows: list[int] = option("Windows to fit to, of each length. [default: 24]", lambda: [24], at_least=1)
+    windows: list[int] = option(
+        "Windows to fit to, of each length. [default: 24 of the first, a fifth as many of the others]",
+        list,
+        at_least=1,
+    )
     dial_windows: list[int] = option(
         "Further windows of each length, on which the dial is measured. [default: a third as many]", list, at_least=1
+    )
+    gradient_checkpointing: bool = option(
+        "Compute activations again instead of keeping them: a tenth slower, for a part of the memory.",
+        True,
     )
     lookups: int = option(
         "Of the windows to fit to, one in so many is of made-up names, told and said again; 0: none.", 8, at_least=0
@@ -62,16 +75,14 @@ class FitRecipe(Recipe):
         if isinstance(self.pairs, bool) or not isinstance(self.pairs, int | float) or not 0 < self.pairs <= 1:
             raise ValueError(f"pairs is a share of all pairs, above 0 and at most 1; got {self.pairs!r}.")
         super().__post_init__()
-        self.seq_len, self.windows = self.seq_len or [2048], self.windows or [24]
-        self.dial_windows = self.dial_windows or [max(1, count // 3) for count in self.windows]
         for name in ("windows", "dial_windows"):
-            if len(getattr(self, name)) != len(self.seq_len):
+            if len(counts := getattr(self, name)) > 1 and len(counts) != len(self.seq_len):
                 raise ValueError(
-                    f"seq_len names {len(self.seq_len)} lengths and {name} {len(getattr(self, name))} numbers of "
-                    "windows: give a number for each length."
+                    f"seq_len names {len(self.seq_len)} lengths and {name} {len(counts)} numbers of windows: give a "
+                    "number for each length, or one for the first."
                 )
         shortest = 2 * (self.local_window + self.sink_tokens)
-        if min(self.seq_len) < shortest:
+        if self.seq_len and min(self.seq_len) < shortest:
             raise ValueError(
                 f"A length of {min(self.seq_len)} leaves next to nothing beyond local_window ({self.local_window}) "
                 f"and sink_tokens ({self.sink_tokens}). Use at least {shortest}."
@@ -79,9 +90,26 @@ class FitRecipe(Recipe):
         if not isinstance(self.scratch_gb, int | float) or not self.scratch_gb > 0:
             raise ValueError(f"scratch_gb must be a positive number, got {self.scratch_gb!r}.")
 
+    def for_model(self, positions: int | None) -> Self:
+        """With what it does not say about lengths and numbers of windows.
+
+        Args:
+            positions: how many tokens the model can read, where its configuration says so.
+        """
+        longest = min(positions or LENGTHS[-1], LENGTHS[-1])
+        lengths = self.seq_len or sorted({min(length, longest) for length in LENGTHS})
+
+        def of_each(given: list[int], default: list[int]) -> list[int]:
+            first, *others = given or default
+            return [first, *(others or [max(1, round(first / OTHERS))] * (len(lengths) - 1))]
+
+        windows = of_each(self.windows, [WINDOWS])
+        dial_windows = of_each(self.dial_windows, [max(1, count // 3) for count in windows])
+        return replace(self, seq_len=lengths, windows=windows, dial_windows=dial_windows)
+
     @property
     def lengths(self) -> list[int]:
-        """Of all windows: those to fit to, then those to measure the dial on."""
+        """Of all windows: those to fit to, then those to measure the dial on; `for_model` says them."""
         counts = (*self.windows, *self.dial_windows)
         return [length for length, count in zip(2 * self.seq_len, counts, strict=True) for _ in range(count)]
 

@@ -87,6 +87,7 @@ def fit(
     commit, tokenizer_commit = commit_of(recipe.model), commit_of(recipe.tokenizer or recipe.model)
     tokenizer = AutoTokenizer.from_pretrained(recipe.tokenizer or recipe.model, revision=tokenizer_commit)
     model = load_base(recipe.model, device_map=recipe.device_map, dtype=recipe.dtype, revision=commit)
+    recipe = recipe.for_model(getattr(model.config.get_text_config(), "max_position_embeddings", None))
     check_length(max(recipe.lengths), model.config)
     windows = []
     embeddings: Any = model.get_input_embeddings()

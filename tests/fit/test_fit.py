@@ -226,8 +226,32 @@ def test_windows_of_several_lengths(tiny, tmp_path):
     assert facts["windows"] == "3 of 128 tokens and 2 of 256 tokens"
     assert facts["windows for the dial"] == "2 of 128 tokens and 1 of 256 tokens"
     assert facts["data"] == "train.txt" and facts["data revision"].startswith("sha256:")
-    with pytest.raises(ValueError, match="seq_len names 2 lengths and dial_windows 1 numbers of windows"):
-        recipe(tiny, tmp_path / "a", seq_len=[128, 256], windows=[3, 2])
+    with pytest.raises(ValueError, match="seq_len names 3 lengths and windows 2 numbers of windows"):
+        recipe(tiny, tmp_path / "a", seq_len=[128, 192, 256], windows=[3, 2])
+
+
+@pytest.mark.parametrize(
+    ("given", "positions", "lengths", "windows", "dial_windows"),
+    [
+        ({}, None, [2048, 8192], [24, 5], [8, 1]),
+        ({}, 131_072, [2048, 8192], [24, 5], [8, 1]),
+        ({}, 4096, [2048, 4096], [24, 5], [8, 1]),
+        ({}, 2048, [2048], [24], [8]),
+        ({}, 1024, [1024], [24], [8]),
+        ({"windows": 8}, 8192, [2048, 8192], [8, 2], [2, 1]),
+        ({"windows": 2}, 8192, [2048, 8192], [2, 1], [1, 1]),
+        ({"seq_len": 16_384}, 32_768, [16_384], [24], [8]),
+        ({"seq_len": [512, 4096], "windows": [9, 3], "dial_windows": 5}, 512, [512, 4096], [9, 3], [5, 1]),
+    ],
+)
+def test_lengths_and_numbers_by_default(given, positions, lengths, windows, dial_windows):
+    found = FitRecipe(model="m", output_dir="o", **given).for_model(positions)
+    assert (found.seq_len, found.windows, found.dial_windows) == (lengths, windows, dial_windows)
+
+
+def test_a_fit_without_lengths_reaches_as_far_as_the_model(tiny, tmp_path):
+    result = fit(recipe(tiny, tmp_path / "a", seq_len=[], windows=2, dial_windows=1))
+    assert load_results(result.folder).training["windows"] == "2 of 512 tokens"
 
 
 @pytest.mark.parametrize(
