@@ -60,7 +60,7 @@ def as_windows(router: CellRouter, heads: Tensor, curves: HeadCurves, pattern: P
         float32 numbers that float16 holds.
     """
     loss, pairs = curves.window_loss.sum(dim=1)[heads], curves.window_pairs.sum(dim=0)
-    saved = loss - F.pad(loss[:, 1:], (0, 1))
+    saved = (loss - F.pad(loss[:, 1:], (0, 1))).clamp(min=0)
     worth = saved / (F.pad(pairs[1:], (0, 1), value=float(curves.possible.sum())) - pairs).clamp(min=1)
     worth = (worth / worth.amax(dim=1, keepdim=True).clamp(min=_NOTHING) + _NOTHING).cummin(dim=1).values
     sizes = torch.tensor(pattern.band_starts()).double()  # each band is as long as what comes before it

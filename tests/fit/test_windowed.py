@@ -75,6 +75,13 @@ def test_bands_open_one_after_the_other_for_all_groups_and_queries():
     assert len(set(opened)) >= 4, "one by one"
 
 
+def test_a_wider_window_may_lose_more():
+    curves = measure([copying_window(0)], router(2), PATTERN)
+    curves.window_loss[1] = curves.window_loss[1].flip(-1)
+    bias = as_windows(router(2), torch.tensor([False, True]), curves, PATTERN).cell_bias
+    assert torch.isfinite(bias).all() and bias.min() > -60
+
+
 def test_a_head_that_averages_becomes_a_window_and_one_that_copies_does_not():
     settings = FitRecipe(
         model="m", output_dir="o", num_groups=TOPICS, group_dim=8, local_window=8, num_bands=5, steps=300
