@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ..adapter import FocusConfig
 
 #: Windows by default: tokens of the shorter and the longer ones, how many shorter ones, and for how many one longer.
-#: Without long windows a context of their length loses several times as much (docs/fitting.md).
+#: Without long windows a context of their length loses several times as much (studies/NOTES.md).
 LENGTHS, WINDOWS, OTHERS = (2048, 8192), 24, 5
 
 
