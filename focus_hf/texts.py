@@ -16,13 +16,14 @@ if TYPE_CHECKING:
 
 
 def tokenize_windows(tokenizer: Any, text: str, length: int, stride: int | None = None) -> Tensor:
-    """Cut a text into windows of ``length`` tokens; an incomplete last one is dropped.
+    """Cut a text into windows of ``length`` tokens, each begun as the tokenizer begins a text (`first_tokens`); an
+    incomplete last one is dropped.
 
     Args:
         tokenizer: a transformers tokenizer.
         text: any text.
         length: tokens per window.
-        stride: tokens from one window's start to the next; ``length`` by default, so that windows do not overlap.
+        stride: tokens from one window's start to the next; by default no token of the text is in two windows.
 
     Returns:
         int64 ``(N, length)``.
@@ -30,7 +31,7 @@ def tokenize_windows(tokenizer: Any, text: str, length: int, stride: int | None 
     Raises:
         ValueError: the text is shorter than one window.
     """
-    return cut(Texts([text], "text").token_ids(tokenizer), length, stride)
+    return Texts([text], "text").windows(tokenizer, length, stride)
 
 
 def tokenize(tokenizer: Any, text: str) -> list[int]:
@@ -38,14 +39,32 @@ def tokenize(tokenizer: Any, text: str) -> list[int]:
     return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
 
-def cut(ids: Tensor, length: int, stride: int | None = None) -> Tensor:
-    """Windows of ``length`` tokens, see `tokenize_windows`."""
-    if ids.numel() < length:
+def first_tokens(tokenizer: Any) -> list[int]:
+    """The special tokens that a tokenizer puts before a text, such as ``<bos>``; many put none.
+
+    Models that were trained with them are lost without: Gemma 3 270M has three times the perplexity.
+    """
+    whole, bare = list(tokenizer("1", add_special_tokens=True, verbose=False)["input_ids"]), tokenize(tokenizer, "1")
+    starts = range(len(whole) - len(bare) + 1)
+    return next((whole[:start] for start in starts if whole[start : start + len(bare)] == bare), [])
+
+
+def cut(ids: Tensor, length: int, stride: int | None = None, first: Sequence[int] = ()) -> Tensor:
+    """Windows of ``length`` tokens, ``first`` and so many of a text's, see `tokenize_windows`."""
+    import torch
+
+    room = length - len(first)
+    if room < 1:
+        raise ValueError(
+            f"A window of {length} tokens has no room for text: the tokenizer begins it with {len(first)}."
+        )
+    if ids.numel() < room:
         raise ValueError(
             f"The text has {ids.numel()} tokens, fewer than one window of {length}. "
             "Give more text or a shorter window."
         )
-    return ids.unfold(0, length, stride or length)
+    windows = ids.unfold(0, room, room if stride in (None, length) else stride)
+    return torch.cat([ids.new_tensor(list(first)).expand(len(windows), -1), windows], dim=1)
 
 
 @dataclass(frozen=True)
@@ -169,6 +188,10 @@ class Texts:
             replace(self, documents=[*filter(None, head)], source={**source, "part": "head"}),
             replace(self, documents=[*filter(None, tail)], name=name, source={**source, "part": "tail"}),
         )
+
+    def windows(self, tokenizer: Any, length: int, stride: int | None = None) -> Tensor:
+        """See `tokenize_windows`; documents follow each other."""
+        return cut(self.token_ids(tokenizer), length, stride, first_tokens(tokenizer))
 
     def token_ids(self, tokenizer: Any) -> Tensor:
         """All documents as int64 ``(n,)``, each ended by the tokenizer's end-of-text token if there are several."""

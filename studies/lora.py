@@ -31,7 +31,7 @@ from focus_hf.cli.flags import Config, JsonFile, flags_of
 from focus_hf.evaluate import Mode, attending, perplexity
 from focus_hf.hub import load_adapted
 from focus_hf.output import deliver
-from focus_hf.texts import TextSource, cut
+from focus_hf.texts import TextSource
 from focus_hf.train import RichProgress, TrainRecipe, WindowDataset, train
 from focus_hf.train.trainer import training_arguments
 
@@ -145,7 +145,7 @@ def comparison_table(rows: Sequence[ComparisonRow]) -> Table:
 
 
 def _windows(source: TextSource, tokenizer: Any, recipe: TrainRecipe, stride: int | None) -> Tensor:
-    return cut(source.load().token_ids(tokenizer), recipe.seq_len, stride)
+    return source.load().windows(tokenizer, recipe.seq_len, stride)
 
 
 def _row(

@@ -29,7 +29,7 @@ from ..interpret.command import run_groups
 from ..local_hub import LocalHub
 from ..output import say
 from ..progress import progress_display, quiet_libraries
-from ..texts import Texts, TextSource, cut
+from ..texts import Texts, TextSource
 from ..train import RichProgress, TrainRecipe, train
 from .tiny_base import python_topics, train_tiny_base
 
@@ -131,7 +131,7 @@ def run_demo(
         api.create_repo("demo/base", exist_ok=True)
         api.upload_folder(repo_id="demo/base", folder_path=base_folder)
         push_to_hub(adapter, "demo/focus", base_model="demo/base", license="other", **place)
-        visit = _visit(model, cut(held_out.token_ids(tokenizer), context)[:1], hub.endpoint, out)
+        visit = _visit(model, held_out.windows(tokenizer, context)[:1], hub.endpoint, out)
     for name, difference in visit["logit_differences"].items():
         say(console, f'  {name}("demo/focus"): largest difference of logits {difference:.1e}')
     _announce(console, "Generate", "continuing held-out text")

@@ -15,7 +15,7 @@ from ..machine import measured_with, require
 from ..output import deliver
 from ..records import Results, check_writable, load_results, save_results
 from ..records.adapter_files import weights_hash
-from ..texts import TextSource
+from ..texts import TextSource, first_tokens
 from .checks import check_positions
 from .code_tasks.run import TASKS, CodePlan, measure_code
 from .figures import position_figure, quality_figure, retrieval_figure, ruler_figure
@@ -72,7 +72,8 @@ def run_evaluation(
     results = Results(measured_with=measured_with())
     if texts:
         bar = progress.add_task("evaluation", total=count_ticks(model, len(texts), plan))
-        given = [TokenText.of(text, text.token_ids(tokenizer)) for text in texts]
+        first = first_tokens(tokenizer)
+        given = [TokenText.of(text, text.token_ids(tokenizer), first) for text in texts]
         results = evaluate(model, given, plan, lambda done: progress.update(bar, advance=1, description=done))
     if ruler is not None:
         check_positions(model, ruler.lengths)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +18,9 @@ from .modes import device_of, in_evaluation
 #: with the vocabulary. A bound from below, and for such a number of tokens a close one.
 LIKELIEST = 256
 
+#: Positions whose predictions are looked at together: over a large vocabulary those of a window take gigabytes.
+_ROWS = 1024
+
 
 @torch.no_grad()
 def token_losses(
@@ -28,7 +31,8 @@ def token_losses(
     Args:
         model: a causal language model.
         windows: token ids ``(N, T)``, ``T >= 2``, without padding, each read from scratch, ``batch_size`` at a time.
-        look: called with the number of each window and its logits, float32 ``(T - 1, V)``.
+        look: called for stretches of the windows in order, with a stretch's number and its log-probabilities,
+            float32 ``(positions, V)``.
 
     Returns:
         float32 ``(N, T - 1)`` in nats, on the CPU.
@@ -43,13 +47,14 @@ def token_losses(
         for batch in windows.split(batch_size):
             batch = batch.to(device_of(model))
             logits = model(input_ids=batch, use_cache=False).logits
-            # One row at a time: float32 logits of a whole batch can be larger than the model.
             for row, ids in zip(logits, batch, strict=True):
-                predicted = row[:-1].float()
-                if look is not None:
-                    look(len(losses), predicted)
-                losses.append(F.cross_entropy(predicted, ids[1:], reduction="none"))
-    return torch.stack(losses).cpu()
+                for some, tokens in zip(row[:-1].split(_ROWS), ids[1:].split(_ROWS), strict=True):
+                    predicted = some.float().log_softmax(dim=-1)
+                    if look is not None:
+                        look(len(losses), predicted)
+                    losses.append(F.nll_loss(predicted, tokens, reduction="none"))
+            del logits  # before the next ones are made
+    return torch.cat(losses).cpu().view(len(windows), -1)
 
 
 def perplexity(model: nn.Module, windows: Tensor, batch_size: int = 4) -> float:
@@ -70,16 +75,18 @@ class SlidingWindows:
     scored: Tensor
 
     @classmethod
-    def of(cls, ids: Tensor, length: int, stride: int) -> SlidingWindows:
+    def of(cls, ids: Tensor, length: int, stride: int, first: Sequence[int] = ()) -> SlidingWindows:
         """Cut a text ``(n,)``; with a stride (from one window's start to the next) of ``length`` nothing overlaps.
+        Every window begins with ``first``, see `focus_hf.texts.first_tokens`.
 
         Raises:
             ValueError: the text is shorter than a window, or the stride is not from 1 to ``length``.
         """
         if not 1 <= stride <= length:
             raise ValueError(f"stride must be from 1 to the window's length ({length}), got {stride}.")
-        windows = cut(ids, length, stride)
+        windows = cut(ids, length, stride, first)
         scored = torch.ones(windows.shape[0], length - 1, dtype=torch.bool)
+        scored[:, : max(0, len(first) - 1)] = False
         scored[1:, : max(0, length - 1 - stride)] = False
         return cls(windows, scored)
 
@@ -150,7 +157,7 @@ def position_curve(losses: Tensor, buckets: int = 16) -> list[dict[str, float]]:
 
 
 class Divergence:
-    """Of predictions from the first ones that were seen: windows are looked at in order, again and again.
+    """Of predictions from the first ones that were seen: the same stretches of text, in order, again and again.
 
     Perplexity above dense attention's says whether a text became less likely, which a change for the worse need not
     do where the model is no judge of the text. The Kullback-Leibler divergence says how much changed.
@@ -160,22 +167,21 @@ class Divergence:
         self._first: list[tuple[Tensor, Tensor]] = []
         self._found: list[Tensor] = []
 
-    def look(self, window: int, logits: Tensor) -> None:
-        """Keep the logits of a window, float32 ``(T - 1, V)``, or compare them with those that were kept."""
-        predicted = logits.log_softmax(dim=-1)
-        if window == len(self._first):
+    def look(self, stretch: int, predicted: Tensor) -> None:
+        """Keep the log-probabilities of a stretch, float32 ``(positions, V)``, or compare them with those kept."""
+        if stretch == len(self._first):
             best, tokens = predicted.topk(min(LIKELIEST, predicted.shape[-1]), dim=-1)
             self._first.append((tokens.to(torch.int32), best))
-        tokens, first = self._first[window]
+        tokens, first = self._first[stretch]
         here = _with_the_rest(predicted.gather(-1, tokens.long()))
         first = _with_the_rest(first)
-        self._found[window:] = [(first.exp() * (first - here)).sum(dim=-1).clamp(min=0).cpu()]
+        self._found[stretch:] = [(first.exp() * (first - here)).sum(dim=-1).clamp(min=0).cpu()]
 
     def mean(self, scored: Tensor) -> float:
         """``sum_y p(y) log(p(y) / q(y))`` with ``p`` of the first pass and ``q`` of the last one, in nats, where the
         predictions count: bool ``(N, T - 1)``.
         """
-        return torch.stack(self._found)[scored].double().mean().item()
+        return torch.cat(self._found).view_as(scored)[scored].double().mean().item()
 
 
 def _with_the_rest(log_shares: Tensor) -> Tensor:

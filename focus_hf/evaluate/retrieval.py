@@ -66,6 +66,7 @@ class Haystack:
         length: int,
         needles: int,
         *,
+        first: Sequence[int] = (),
         depth: float = 0.5,
         key_tokens: int = 8,
         value_tokens: int = 8,
@@ -79,13 +80,14 @@ class Haystack:
             ids: token ids ``(n,)`` of an ordinary text, the hay.
             length: tokens of text and question.
             needles: how many, each of ``key_tokens`` and ``value_tokens``.
+            first: tokens that the prompt begins with, see `focus_hf.texts.first_tokens`.
             depth: the part of the text that they are in, from its start: 0 to 1.
 
         Raises:
             ValueError: the text or the length is too short.
         """
         each = key_tokens + value_tokens
-        hay = length - (needles + 1) * each
+        hay = length - len(first) - (needles + 1) * each
         if hay < needles + 1:
             raise ValueError(
                 f"{needles} needles and a question of {each} tokens need {(needles + 1) * (each + 1)} tokens, got "
@@ -101,7 +103,7 @@ class Haystack:
         cuts = [round(depth * hay * (place + 0.5) / needles) for place in range(needles)]
         stretches = ids[start : start + hay].tensor_split(cuts)
         parts = [stretches[0], *(part for pair in zip(present, stretches[1:], strict=True) for part in pair)]
-        return cls(torch.cat(parts), present, absent, key_tokens)
+        return cls(torch.cat([ids.new_tensor(list(first)), *parts]), present, absent, key_tokens)
 
 
 #: Needles in one text, at most.
@@ -115,6 +117,7 @@ def probe_retrieval(
     lengths: Sequence[int],
     modes: Sequence[Mode],
     *,
+    first: Sequence[int] = (),
     depth: float = 0.5,
     trials: int = 16,
     seed: int = 0,
@@ -126,13 +129,13 @@ def probe_retrieval(
         ids: token ids ``(n,)`` of an ordinary text.
         lengths: tokens of text and question.
         modes: see `list_modes`; soft attention is left out.
-        depth: see `Haystack.make`; the seed is of its choices.
+        first, depth: see `Haystack.make`; the seed is of its choices.
         trials: needles; up to 16 in one text, fewer in a short one.
     """
     for length in lengths:
         together = min(trials, _TOGETHER, max(1, length // 64))
         counts = [min(together, trials - first) for first in range(0, trials, together)]
-        texts = [Haystack.make(ids, length, n, depth=depth, seed=seed + i) for i, n in enumerate(counts)]
+        texts = [Haystack.make(ids, length, n, first=first, depth=depth, seed=seed + i) for i, n in enumerate(counts)]
         for mode in with_cache(modes):
             mode = with_width(model, mode, texts[0].text[None], length)
             with attending(model, mode, texts[0].text[None]):

@@ -64,18 +64,19 @@ class EvaluationPlan:
 
 @dataclass(frozen=True)
 class TokenText:
-    """A text as token ids ``(n,)``, and what to call it."""
+    """A text as token ids ``(n,)``, what to call it, and the tokens that every window of it begins with."""
 
     ids: Tensor
     name: str
     revision: str = ""
     dataset: str | None = None
     source: dict[str, Any] = field(default_factory=dict)
+    first: Sequence[int] = ()
 
     @classmethod
-    def of(cls, text: Texts, ids: Tensor) -> TokenText:
+    def of(cls, text: Texts, ids: Tensor, first: Sequence[int] = ()) -> TokenText:
         """Token ids of these texts."""
-        return cls(ids, text.name, text.revision, text.dataset, text.source)
+        return cls(ids, text.name, text.revision, text.dataset, text.source, first)
 
 
 def evaluate(
@@ -123,8 +124,8 @@ def evaluate(
         )
     results = Results(evaluations, measured_with=measured_with())
     if plan.retrieval:
-        probed = probe_retrieval(model, texts[0].ids, plan.retrieval, modes, trials=plan.trials, seed=plan.seed)
-        for found in probed:
+        text, how = texts[0], {"trials": plan.trials, "seed": plan.seed}
+        for found in probe_retrieval(model, text.ids, plan.retrieval, modes, first=text.first, **how):
             results.retrieval.append(found.to_dict())
             tick(f"retrieval, {found.length} tokens: {found}")
     return results
@@ -157,6 +158,6 @@ def _cut(texts: Sequence[TokenText], plan: EvaluationPlan) -> Iterator[tuple[Tok
     for text, length in product(texts, plan.seq_lens):
         stride = max(1, round(plan.stride * length))
         try:
-            yield text, stride, SlidingWindows.of(text.ids[: plan.max_tokens or None], length, stride)
+            yield text, stride, SlidingWindows.of(text.ids[: plan.max_tokens or None], length, stride, text.first)
         except ValueError as error:
             raise ValueError(f"{text.name}: {error}") from None

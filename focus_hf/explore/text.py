@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..texts import first_tokens
+
 #: Invisible characters that letters and emoji need in order to join; they are harmless. Spaces and breaks stay, too.
 _KEPT = "\u200c\u200d\ufe0f\n\t"
 
@@ -22,7 +24,7 @@ class Passage(NamedTuple):
 
 
 def passages(tokenizer: Any, texts: Sequence[str], max_tokens: int, window: int) -> tuple[list[Passage], int]:
-    """Cut texts into windows; a window holds tokens of one text only.
+    """Cut texts into windows, begun as the tokenizer begins a text; a window holds tokens of one text only.
 
     Args:
         tokenizer: a transformers tokenizer.
@@ -38,7 +40,8 @@ def passages(tokenizer: Any, texts: Sequence[str], max_tokens: int, window: int)
     """
     found: list[Passage] = []
     room, left_out = max_tokens, 0
-    is_fast = getattr(tokenizer, "is_fast", False)
+    is_fast, first = getattr(tokenizer, "is_fast", False), first_tokens(tokenizer)
+    shown_first = [visible(str(piece)) for piece in tokenizer.convert_ids_to_tokens(first)] if first else []
     for text in texts:
         coded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=is_fast, verbose=False)
         ids = coded["input_ids"]
@@ -47,9 +50,9 @@ def passages(tokenizer: Any, texts: Sequence[str], max_tokens: int, window: int)
         left_out += max(0, len(ids) - room)
         kept = min(room, len(ids))
         room -= kept
-        for start in range(0, kept, window):
-            part = slice(start, min(start + window, kept))
-            found.append(Passage(torch.tensor(ids[part], dtype=torch.long), pieces[part]))
+        for start in range(0, kept, window - len(first)):
+            part = slice(start, min(start + window - len(first), kept))
+            found.append(Passage(torch.tensor([*first, *ids[part]], dtype=torch.long), [*shown_first, *pieces[part]]))
     if not found:
         raise ValueError("The text has no tokens; give more.")
     return found, left_out

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..texts import Texts, tokenize
+from ..texts import Texts, first_tokens, tokenize
 from .lookups import lookups
 from .recipe import FitRecipe
 
@@ -72,7 +72,7 @@ def spread_windows(texts: Sequence[Texts], tokenizer: Any, lengths: Sequence[int
 
 def _beginning(stretch: str, tokenizer: Any, length: int, text: Texts, count: int) -> Tensor:
     for size in (_CHARACTERS_PER_TOKEN * length, len(stretch)):
-        ids = tokenize(tokenizer, stretch[:size])
+        ids = first_tokens(tokenizer) + tokenize(tokenizer, stretch[:size])
         if len(ids) >= length:
             return torch.tensor(ids[:length])
     raise ValueError(

@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..texts import first_tokens, tokenize
+
 
 @dataclass(frozen=True)
 class Word:
@@ -43,15 +45,15 @@ class Window:
 
 
 def text_windows(tokenizer: Any, texts: Sequence[str], length: int) -> list[Window]:
-    """Windows of 2 to ``length`` tokens of each text.
+    """Windows of 2 to ``length`` tokens of each text, begun as the tokenizer begins one.
 
     Raises:
         ValueError: all texts together are shorter than two tokens.
     """
-    windows = []
+    windows, first = [], torch.tensor(first_tokens(tokenizer), dtype=torch.long)
     for text in texts:
-        ids = torch.tensor(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"], dtype=torch.long)
-        windows += [Window(part) for part in ids.split(length) if len(part) > 1]
+        parts = torch.tensor(tokenize(tokenizer, text), dtype=torch.long).split(length - len(first))
+        windows += [Window(torch.cat([first, part])) for part in parts if len(part) > 1]
     if not windows:
         raise ValueError("The text has fewer than two tokens; give more.")
     return windows
@@ -70,14 +72,17 @@ def gold_windows(tokenizer: Any, documents: Sequence[Document], parts: Sequence[
             "Load a fast tokenizer, or use plain text."
         )
     number = {part: place for place, part in enumerate(parts)}
-    windows = []
+    windows, first = [], torch.tensor(first_tokens(tokenizer), dtype=torch.long)
+    room = length - len(first)
     for document in documents:
         coded = tokenizer(document.text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
         ids = torch.tensor(coded["input_ids"], dtype=torch.long)
         owners = align([_without_spaces(document.text, *place) for place in coded["offset_mapping"]], document.words)
         gold = np.array([-1 if owner < 0 else number[document.words[owner].upos] for owner in owners])
-        stretches = (slice(start, start + length) for start in range(0, len(ids) - 1, length))
-        windows += [Window(ids[stretch], gold[stretch]) for stretch in stretches]
+        for start in range(0, len(ids) - 1, room):
+            stretch = slice(start, start + room)
+            labels = np.concatenate([np.full(len(first), -1), gold[stretch]])
+            windows.append(Window(torch.cat([first, ids[stretch]]), labels))
     return windows
 
 

@@ -25,7 +25,7 @@ from ..evaluate.leave import take_sample, write_records
 from ..machine import measured_with
 from ..placement import check_placement, load_base
 from ..records import Evaluation, Results
-from ..texts import Texts, TextSource, cut
+from ..texts import Texts, TextSource
 from .calibration import calibrate, calibration_sample
 from .callbacks import TrainingDiverged
 from .checkpoints import last_checkpoint, load_base_weights, step_of
@@ -181,7 +181,7 @@ def _load(recipe: TrainRecipe, commit: str | None, tokenizer_commit: str | None)
 
 def _windows(text: Texts, tokenizer: Any, recipe: TrainRecipe, stride: int | None) -> Tensor:
     try:
-        return cut(text.token_ids(tokenizer), recipe.seq_len, stride)
+        return text.windows(tokenizer, recipe.seq_len, stride)
     except ValueError as error:
         raise ValueError(f"{text.name}: {error}") from None
 

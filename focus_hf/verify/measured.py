@@ -15,7 +15,7 @@ from ..evaluate.leave import take_sample
 from ..interpret import group_report, read_treebank
 from ..records import Evaluation, GroupReport, LayerFacts, Results
 from ..records.sample import TokenSample, same_groups
-from ..texts import Texts, cut, hash_of, read_again
+from ..texts import Texts, first_tokens, hash_of, read_again
 from ..train.calibration import calibration_sample, largest_groups
 from .claims import DIFFERS, HOLDS, Claim, at_most, close, same, unchecked
 
@@ -84,7 +84,8 @@ def _windows(text: Texts | None, tokenizer: Any, evaluation: Evaluation) -> Slid
     if text is None:
         raise ValueError(_where(evaluation.source, evaluation.revision))
     length = evaluation.context_length
-    windows = SlidingWindows.of(text.token_ids(tokenizer), length, evaluation.stride or length)
+    ids, first = text.token_ids(tokenizer), first_tokens(tokenizer)
+    windows = SlidingWindows.of(ids, length, evaluation.stride or length, first)
     if evaluation.tokens is None:
         return windows
     counted = windows.scored.sum(dim=1).cumsum(dim=0)
@@ -169,7 +170,7 @@ def check_balance(model: nn.Module, tokenizer: Any, results: Results, files: Seq
         where = _where(source or {"files": facts.get("data", "")}, revision)
         yield unchecked(what, f"{results.largest_group:.3f}", where)
         return
-    windows = cut(text.token_ids(tokenizer), int(facts["window"]), int(facts["stride"]))
+    windows = text.windows(tokenizer, int(facts["window"]), int(facts["stride"]))
     sample = calibration_sample(windows, int(facts["calibration windows"]))
     here = max(largest_groups(model, sample.split(4)).values())
     yield close(what, results.largest_group, here, BALANCE, "{:.3f}")

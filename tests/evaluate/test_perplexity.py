@@ -126,8 +126,9 @@ def test_copies_and_the_rest_make_up_the_loss():
     assert row.copies is None and row.rest == pytest.approx(math.log(row.perplexity))
 
 
-def test_divergence_is_from_dense_attention():
+def test_divergence_is_from_dense_attention(monkeypatch):
     """Of the whole model, beside its own logits; each text by itself, and only where dense attention was measured."""
+    monkeypatch.setitem(token_losses.__globals__, "_ROWS", 16)  # several stretches a window
     model, windows = focus_model("llama"), token_ids(batch=3, length=60)
     text = SlidingWindows(windows, torch.rand(3, 59, generator=torch.Generator().manual_seed(0)) < 0.5)
     rows = list(measure_quality(model, text, list_modes(["dense", "hard", "local"], [1]), batch_size=2))
@@ -146,12 +147,14 @@ def test_divergence_is_from_dense_attention():
 def test_divergence_of_many_tokens_is_a_close_bound(vocabulary, spread, seed):
     one, two = torch.randn(2, 5, vocabulary, generator=torch.Generator().manual_seed(seed)) * spread
     two = one + 0.1 * two
-    divergence = Divergence()
-    for predicted in (one, two, one):
-        divergence.look(0, predicted)
-    assert divergence.mean(torch.ones(1, 5, dtype=torch.bool)) == 0
-    divergence.look(0, two)
     p, q = (logits.double().log_softmax(-1) for logits in (one, two))
+    divergence = Divergence()
+    for predicted in (p, q, p):  # in two stretches
+        divergence.look(0, predicted[:3].float())
+        divergence.look(1, predicted[3:].float())
+    assert divergence.mean(torch.ones(1, 5, dtype=torch.bool)) == 0
+    divergence.look(0, q[:3].float())
+    divergence.look(1, q[3:].float())
     whole = (p.exp() * (p - q)).sum(-1).mean().item()
     found = divergence.mean(torch.ones(1, 5, dtype=torch.bool))
     assert found <= whole * (1 + 1e-3) + 1e-5

@@ -84,7 +84,7 @@ def _prompt(tokenizer: Any, length: int, modules: list[Source]) -> CodePrompt | 
     text = modules[0].text
     if len(text) < length:
         return None
-    read = tokenizer(text, return_offsets_mapping=True, add_special_tokens=False, verbose=False)
+    read = tokenizer(text, return_offsets_mapping=True, verbose=False)  # with <bos>, of which no text is a part
     if len(read.input_ids) < length:
         return None
     uses = second_uses(text, read.offset_mapping[:length])
