@@ -25,7 +25,7 @@ from focus_hf.evaluate import SlidingWindows, token_losses
 from focus_hf.evaluate.opponents import OPPONENTS, attend_by, make_selector
 from focus_hf.evaluate.perplexity import paired_excess
 from focus_hf.machine import measured_with
-from focus_hf.texts import TextSource
+from focus_hf.texts import TextSource, first_tokens
 
 
 def measure(
@@ -72,7 +72,7 @@ def main() -> None:
     for length, count, share in given.setting:
         for path in given.text:
             ids = TextSource((path,)).load().token_ids(tokenizer)[: length * count]
-            windows, dense = SlidingWindows.of(ids, length, length), None
+            windows, dense = SlidingWindows.of(ids, length, length, first_tokens(tokenizer)), None
             for name in given.opponents.split(","):
                 what = {
                     "text": Path(path).stem,
