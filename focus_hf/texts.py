@@ -49,21 +49,31 @@ def first_tokens(tokenizer: Any) -> list[int]:
     return next((whole[:start] for start in starts if whole[start : start + len(bare)] == bare), [])
 
 
+def room_after(first: Sequence[int], length: int) -> int:
+    """Tokens of text in a window of ``length`` that begins with others.
+
+    Raises:
+        ValueError: there is no room.
+    """
+    if (room := length - len(first)) < 1:
+        raise ValueError(f"A window of {length} tokens has no room for text after the tokenizer's first {len(first)}.")
+    return room
+
+
 def cut(ids: Tensor, length: int, stride: int | None = None, first: Sequence[int] = ()) -> Tensor:
     """Windows of ``length`` tokens, ``first`` and so many of a text's, see `tokenize_windows`."""
     import torch
 
-    room = length - len(first)
-    if room < 1:
-        raise ValueError(
-            f"A window of {length} tokens has no room for text: the tokenizer begins it with {len(first)}."
-        )
+    room = room_after(first, length)
     if ids.numel() < room:
         raise ValueError(
             f"The text has {ids.numel()} tokens, fewer than one window of {length}. "
             "Give more text or a shorter window."
         )
-    windows = ids.unfold(0, room, room if stride in (None, length) else stride)
+    # A stride of the length is one at which nothing overlaps and nothing is left out.
+    windows = ids.unfold(0, room, room if stride is None or room < stride <= length else stride)
+    if not first:
+        return windows  # of the same memory, however much they overlap
     return torch.cat([ids.new_tensor(list(first)).expand(len(windows), -1), windows], dim=1)
 
 

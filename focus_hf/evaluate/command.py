@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.progress import Progress, TaskID
 
 from ..machine import measured_with, require
@@ -98,7 +99,8 @@ def run_evaluation(
     if write:
         add_to_adapter(results, folder)
         if texts:
-            take_sample(model, texts[0].token_ids(tokenizer), weights_hash(folder)).save(folder)
+            begun = torch.cat([given[0].ids.new_tensor(first), given[0].ids])
+            take_sample(model, begun, weights_hash(folder)).save(folder)
     return results
 
 

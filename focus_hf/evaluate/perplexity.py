@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +20,7 @@ from .modes import device_of, in_evaluation
 LIKELIEST = 256
 
 #: Positions whose predictions are looked at together: over a large vocabulary those of a window take gigabytes.
-_ROWS = 1024
+_ROWS = 256
 
 
 @torch.no_grad()
@@ -45,16 +46,20 @@ def token_losses(
     losses: list[Tensor] = []
     with in_evaluation(model):
         for batch in windows.split(batch_size):
-            batch = batch.to(device_of(model))
-            logits = model(input_ids=batch, use_cache=False).logits
-            for row, ids in zip(logits, batch, strict=True):
-                for some, tokens in zip(row[:-1].split(_ROWS), ids[1:].split(_ROWS), strict=True):
-                    predicted = some.float().log_softmax(dim=-1)
-                    if look is not None:
-                        look(len(losses), predicted)
-                    losses.append(F.nll_loss(predicted, tokens, reduction="none"))
-            del logits  # before the next ones are made
+            for predicted, tokens in _stretches(model, batch.to(device_of(model))):
+                if look is not None:
+                    look(len(losses), predicted)
+                losses.append(F.nll_loss(predicted, tokens, reduction="none"))
     return torch.cat(losses).cpu().view(len(windows), -1)
+
+
+def _stretches(model: Any, batch: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Log-probabilities, float32 ``(positions, V)``, and the tokens that came, one window after the other. What they
+    are made from is gone with the last of them, before the next windows are read."""
+    logits = model(input_ids=batch, use_cache=False).logits
+    for row, ids in zip(logits, batch, strict=True):
+        for some, tokens in zip(row[:-1].split(_ROWS), ids[1:].split(_ROWS), strict=True):
+            yield some.float().log_softmax(dim=-1), tokens
 
 
 def perplexity(model: nn.Module, windows: Tensor, batch_size: int = 4) -> float:

@@ -134,7 +134,7 @@ def probe_retrieval(
     """
     for length in lengths:
         together = min(trials, _TOGETHER, max(1, length // 64))
-        counts = [min(together, trials - first) for first in range(0, trials, together)]
+        counts = [min(together, trials - asked) for asked in range(0, trials, together)]
         texts = [Haystack.make(ids, length, n, first=first, depth=depth, seed=seed + i) for i, n in enumerate(counts)]
         for mode in with_cache(modes):
             mode = with_width(model, mode, texts[0].text[None], length)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..texts import first_tokens
+from ..texts import first_tokens, room_after
 
 #: Invisible characters that letters and emoji need in order to join; they are harmless. Spaces and breaks stay, too.
 _KEPT = "\u200c\u200d\ufe0f\n\t"
@@ -41,6 +41,7 @@ def passages(tokenizer: Any, texts: Sequence[str], max_tokens: int, window: int)
     found: list[Passage] = []
     room, left_out = max_tokens, 0
     is_fast, first = getattr(tokenizer, "is_fast", False), first_tokens(tokenizer)
+    of_text = room_after(first, window)
     shown_first = [visible(str(piece)) for piece in tokenizer.convert_ids_to_tokens(first)] if first else []
     for text in texts:
         coded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=is_fast, verbose=False)
@@ -50,8 +51,8 @@ def passages(tokenizer: Any, texts: Sequence[str], max_tokens: int, window: int)
         left_out += max(0, len(ids) - room)
         kept = min(room, len(ids))
         room -= kept
-        for start in range(0, kept, window - len(first)):
-            part = slice(start, min(start + window - len(first), kept))
+        for start in range(0, kept, of_text):
+            part = slice(start, min(start + of_text, kept))
             found.append(Passage(torch.tensor([*first, *ids[part]], dtype=torch.long), [*shown_first, *pieces[part]]))
     if not found:
         raise ValueError("The text has no tokens; give more.")

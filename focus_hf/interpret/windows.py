@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..texts import first_tokens, tokenize
+from ..texts import first_tokens, room_after, tokenize
 
 
 @dataclass(frozen=True)
@@ -50,10 +50,11 @@ def text_windows(tokenizer: Any, texts: Sequence[str], length: int) -> list[Wind
     Raises:
         ValueError: all texts together are shorter than two tokens.
     """
-    windows, first = [], torch.tensor(first_tokens(tokenizer), dtype=torch.long)
+    windows, first = [], first_tokens(tokenizer)
+    room = room_after(first, length)
     for text in texts:
-        parts = torch.tensor(tokenize(tokenizer, text), dtype=torch.long).split(length - len(first))
-        windows += [Window(torch.cat([first, part])) for part in parts if len(part) > 1]
+        parts = torch.tensor(tokenize(tokenizer, text), dtype=torch.long).split(room)
+        windows += [Window(torch.cat([part.new_tensor(first), part])) for part in parts if len(part) > 1]
     if not windows:
         raise ValueError("The text has fewer than two tokens; give more.")
     return windows
@@ -72,8 +73,8 @@ def gold_windows(tokenizer: Any, documents: Sequence[Document], parts: Sequence[
             "Load a fast tokenizer, or use plain text."
         )
     number = {part: place for place, part in enumerate(parts)}
-    windows, first = [], torch.tensor(first_tokens(tokenizer), dtype=torch.long)
-    room = length - len(first)
+    windows, first = [], first_tokens(tokenizer)
+    room = room_after(first, length)
     for document in documents:
         coded = tokenizer(document.text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
         ids = torch.tensor(coded["input_ids"], dtype=torch.long)
@@ -82,7 +83,7 @@ def gold_windows(tokenizer: Any, documents: Sequence[Document], parts: Sequence[
         for start in range(0, len(ids) - 1, room):
             stretch = slice(start, start + room)
             labels = np.concatenate([np.full(len(first), -1), gold[stretch]])
-            windows.append(Window(torch.cat([first, ids[stretch]]), labels))
+            windows.append(Window(torch.cat([ids.new_tensor(first), ids[stretch]]), labels))
     return windows
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from ...texts import first_tokens
 from .sources import CodePrompt, Copy, Source, prompts_of
 
 #: Names that say nothing about what was said before.
@@ -84,9 +85,11 @@ def _prompt(tokenizer: Any, length: int, modules: list[Source]) -> CodePrompt | 
     text = modules[0].text
     if len(text) < length:
         return None
-    read = tokenizer(text, return_offsets_mapping=True, verbose=False)  # with <bos>, of which no text is a part
-    if len(read.input_ids) < length:
+    first = first_tokens(tokenizer)
+    read = tokenizer(text, return_offsets_mapping=True, add_special_tokens=False, verbose=False)
+    ids, offsets = [*first, *read.input_ids], [(0, 0)] * len(first) + read.offset_mapping
+    if len(ids) < length:
         return None
-    uses = second_uses(text, read.offset_mapping[:length])
+    uses = second_uses(text, offsets[:length])
     enough = len(uses) * _TOKENS_EACH >= length
-    return CodePrompt(torch.tensor(read.input_ids[:length]), tuple(uses)) if enough else None
+    return CodePrompt(torch.tensor(ids[:length]), tuple(uses)) if enough else None
