@@ -98,7 +98,7 @@ def joined(curves: Iterable[HeadCurves]) -> HeadCurves:
 @torch.no_grad()
 def measure(windows: Iterable[LayerWindow], router: CellRouter, pattern: Pattern) -> HeadCurves:
     """What a layer's heads read and lose under every threshold, whatever their offsets, in windows of that layer."""
-    heads, num_groups = router.offset.shape[0], router.centroids.shape[1]
+    heads = router.offset.shape[0]
     loss = torch.zeros(heads, OCTAVES, len(THRESHOLDS), dtype=torch.float64)
     pairs = torch.zeros_like(loss)
     window_loss = loss.new_zeros(heads, OCTAVES, pattern.num_bands)
@@ -117,10 +117,9 @@ def measure(windows: Iterable[LayerWindow], router: CellRouter, pattern: Pattern
             done = 0
             for rows in map(DenseRows.of, seen.parts()):
                 these = slice(done, done := done + len(rows.positions))
-                cells = cells_of_keys(groups[head, : rows.length], rows.positions, pattern, num_groups)
-                sums = _sums(rows, cells, scores.shape[-1] + 1)
+                sums = sums_of(rows, groups[head], pattern, scores.shape[-1] + 1)
                 for attended, of_loss, of_pairs in (
-                    (_above_thresholds(sums, scores[head, these]), loss[head], pairs[head]),
+                    (above_thresholds(sums, scores[head, these]), loss[head], pairs[head]),
                     (_in_windows(sums, pattern.num_bands), window_loss[head], window_pairs),
                 ):
                     weight, effect, read = attended.split([len(rows.weights), len(rows.weights), 1])
@@ -129,13 +128,24 @@ def measure(windows: Iterable[LayerWindow], router: CellRouter, pattern: Pattern
     return HeadCurves(loss, pairs, window_loss, window_pairs / heads, queries, possible)
 
 
-def _sums(rows: DenseRows, cells: Tensor, count: int) -> Tensor:
-    """By cell, "near" last: weights and effects of the ``r`` query heads, and pairs: ``(2r + 1, R, cells)``."""
+def sums_of(rows: DenseRows, groups: Tensor, pattern: Pattern, count: int) -> Tensor:
+    """By cell, "near" last: weights and effects of the ``r`` query heads, and pairs.
+
+    Args:
+        rows: of a window's queries.
+        groups: of the window's keys.
+        pattern: window, sinks and bands.
+        count: cells, with "near".
+
+    Returns:
+        ``(2r + 1, R, count)``.
+    """
+    cells = cells_of_keys(groups[: rows.length], rows.positions, pattern, count // pattern.num_bands)
     earlier = (torch.arange(rows.length) <= rows.positions[:, None]).float()
     return sums_by_cell(torch.cat([rows.weights, rows.effects, earlier[None]]), cells, count)
 
 
-def _above_thresholds(sums: Tensor, scores: Tensor) -> Tensor:
+def above_thresholds(sums: Tensor, scores: Tensor) -> Tensor:
     """What is attended where the cells with scores ``(R, cells)`` above a threshold are read: ``(2r + 1, R, G)``."""
     ranked, order = scores.sort(dim=-1, descending=True)
     read = sums[..., :-1].gather(-1, order.expand(len(sums), -1, -1)).cumsum(dim=-1)

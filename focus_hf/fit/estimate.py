@@ -19,7 +19,7 @@ _KEPT_BY_A_CHECKPOINT = 8
 
 #: What a layer's fit computes for a score of attention (weights, effects, their sums by cell), and what training does
 #: for a cell of a query, in floating-point operations of a matrix product that would take as long.
-_PER_SCORE, _PER_CELL = 2000, 1000
+_PER_SCORE, _PER_CELL = 2000, 2000
 
 #: Queries of a step of training.
 _BATCH = 1024
@@ -117,11 +117,13 @@ def needs(shapes: Shapes, recipe: FitRecipe, bytes_per_number: int) -> Needs:
     kept_scores = shapes.heads * sum(min(length, recipe.rows) * length / 2 for length in lengths)
     choosers = shapes.heads if recipe.each_query_head else shapes.kv_heads
     training = choosers * recipe.steps * _BATCH * cells
+    # Importance of the cells of all choosers of a key head; then, of one, weights, effects and pairs, twice.
+    by_cell = max(5 * choosers // shapes.kv_heads, 2 * (2 * shapes.heads // choosers + 1))
     return Needs(
         at_once=at_once,
         scratch=at_once * each,
         passes=passes,
         memory=int(shapes.parameters * bytes_per_number + activations + logits),
-        layer=2 * each + 5 * 4 * (choosers // shapes.kv_heads) * queries * cells,
+        layer=2 * each + 4 * by_cell * queries * cells,
         operations=capturing + shapes.layers * (_PER_SCORE * kept_scores + _PER_CELL * training),
     )

@@ -17,9 +17,13 @@ from ..routing.cells import CellRouter, key_groups
 from .clusters import cluster_keys
 from .curves import HeadCurves, measure, octave
 from .importance import LayerWindow, cell_importance
+from .lower_cost import lower_cost
 from .query_router import train_query_router
 from .recipe import FitRecipe
 from .windowed import as_windows, better_as_windows
+
+#: Of the steps, those that rank cells by importance; the others lower the cost itself.
+_RANKING = 0.5
 
 
 @dataclass(frozen=True)
@@ -47,14 +51,16 @@ def fit_layer(
     del keys
     often = evenly_often(torch.cat([window.positions for window in windows]))
     own_heads = [list(window.seen_by(len(grouping.centroids))) for window in windows]
+    ranking = round(_RANKING * recipe.steps)
     routers = []
     for head, seen in enumerate(zip(*own_heads, strict=True)):  # one by one: the cells of all queries are many
         router = grouping.of_heads(head, 1)
         choosers = seen[0].queries.shape[0] if recipe.each_query_head else 1
         importance = torch.cat([_importance(window, router, pattern, choosers) for window in seen], dim=1)
         queries = torch.cat([_side_by_side(window, choosers) for window in seen], dim=1)
-        routers.append(train_query_router(router, queries, importance, often, recipe.steps, generator))
+        ranked = train_query_router(router, queries, importance, often, ranking, generator)
         del importance, queries
+        routers.append(lower_cost(ranked, seen, pattern, often, recipe.steps - ranking, generator))
     router = CellRouter(*map(torch.cat, zip(*(router.tensors().values() for router in routers), strict=True)))
     curves = measure(map(read, measure_on), router, pattern)
     if (heads := better_as_windows(curves)).any():
