@@ -6,7 +6,6 @@
 - `importance`: what dense attention does at a query, what leaving keys out would change, and sums of it by cell
 - `clusters`: groups of keys; `query_router`: which of them matter to a query, at which distance; `lower_cost`: and
   which it reads, by what that saves and costs
-- `windowed`: heads that read whole bands
 - `layer`: one layer, fitted; `curves`, `dial`: from thresholds to pairs and loss, of each head and of all
 """
 

@@ -20,7 +20,6 @@ from .importance import LayerWindow, cell_importance
 from .lower_cost import lower_cost
 from .query_router import train_query_router
 from .recipe import FitRecipe
-from .windowed import as_windows, better_as_windows
 
 #: Of the steps, those that rank cells by importance; the others lower the cost itself.
 _RANKING = 0.5
@@ -62,11 +61,7 @@ def fit_layer(
         del importance, queries
         routers.append(lower_cost(ranked, seen, pattern, often, recipe.steps - ranking, generator))
     router = CellRouter(*map(torch.cat, zip(*(router.tensors().values() for router in routers), strict=True)))
-    curves = measure(map(read, measure_on), router, pattern)
-    if (heads := better_as_windows(curves)).any():
-        router = as_windows(router, heads, curves, pattern)
-        curves = measure(map(read, measure_on), router, pattern)
-    return LayerFit(router, curves)
+    return LayerFit(router, measure(map(read, measure_on), router, pattern))
 
 
 def evenly_often(positions: Tensor) -> Tensor:
