@@ -99,7 +99,7 @@ def _cell(evaluation: Evaluation, config: AdapterConfig) -> Cell | None:
     return Cell(above(row) or 0.0, float(row["pairs"]), above(rival), name, above(window))
 
 
-def span(values: Sequence[float], form: str = "{:+.1f}") -> str:
+def span(values: Sequence[float], form: str = "{:+z.1f}") -> str:
     """Values as ``least to most``, or the one that they all are when written."""
     low, high = form.format(min(values)), form.format(max(values))
     return low if low == high else f"{low} to {high}"
