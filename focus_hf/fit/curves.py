@@ -24,6 +24,8 @@ THRESHOLDS = torch.arange(-24.0, 4.0, STEP)
 OCTAVES = 20
 _FIRST_OCTAVE = 4
 
+_NOTHING = 1e-12
+
 
 @dataclass(frozen=True)
 class HeadCurves:
@@ -110,9 +112,7 @@ def measure(windows: Iterable[LayerWindow], router: CellRouter, pattern: Pattern
         queries.index_add_(0, octaves, torch.ones_like(window.positions, dtype=torch.float64))
         possible.index_add_(0, octaves, (window.positions + 1).double())
         groups = key_groups(window.plain_keys[None], router)[0].repeat_interleave(router.choosers_of_key_head, dim=0)
-        shares = cell_log_shares(window.queries[None], router)[0, ..., :-1].unflatten(-1, (-1, pattern.num_bands))
-        sizes = positions_in_bands(window.positions[None], pattern.local_window, pattern.num_bands)[0]
-        scores = (shares - sizes.clamp(min=1).float().log()[None, :, None]).flatten(-2)
+        scores = scores_of(window.queries, log_sizes(window.positions, pattern), router)
         for head, seen in enumerate(window.seen_by(heads)):
             done = 0
             for rows in map(DenseRows.of, seen.parts()):
@@ -122,14 +122,40 @@ def measure(windows: Iterable[LayerWindow], router: CellRouter, pattern: Pattern
                     (above_thresholds(sums, scores[head, these]), loss[head], pairs[head]),
                     (_in_windows(sums, pattern.num_bands), window_loss[head], window_pairs),
                 ):
-                    weight, effect, read = attended.split([len(rows.weights), len(rows.weights), 1])
-                    of_loss.index_add_(0, octaves[these], (rows.fisher_cost(weight, effect) / 2).double())
-                    of_pairs.index_add_(0, octaves[these], read[0].double())
+                    cost, read = cost_of(attended)
+                    of_loss.index_add_(0, octaves[these], cost.double())
+                    of_pairs.index_add_(0, octaves[these], read.double())
     return HeadCurves(loss, pairs, window_loss, window_pairs / heads, queries, possible)
 
 
+def log_sizes(positions: Tensor, pattern: Pattern) -> Tensor:
+    """Logarithm of the positions that each band has before queries, ``(R,)`` to float32 ``(R, bands)``."""
+    counts = positions_in_bands(positions[None], pattern.local_window, pattern.num_bands)[0]
+    return counts.clamp(min=1).float().log()
+
+
+def scores_of(queries: Tensor, sizes: Tensor, router: CellRouter) -> Tensor:
+    """What is compared with a threshold: of queries ``(H, R, D)`` with `log_sizes`, ``(H_c, R, K * bands)``."""
+    shares = cell_log_shares(queries[None], router)[0, ..., :-1].unflatten(-1, (-1, router.num_bands))
+    return (shares - sizes[None, :, None]).flatten(-2)
+
+
+def cost_of(attended: Tensor) -> tuple[Tensor, Tensor]:
+    """Half the Fisher cost (see `importance`), summed over query heads, and pairs.
+
+    Args:
+        attended: `sums_of`, added up over what is attended, ``(2r + 1, ...)``.
+
+    Returns:
+        ``(...)`` each.
+    """
+    heads = len(attended) // 2
+    weight, effect, pairs = attended.split([heads, heads, 1])
+    return (effect / weight.clamp(min=_NOTHING)).square().sum(dim=0) / 2, pairs[0]
+
+
 def sums_of(rows: DenseRows, groups: Tensor, pattern: Pattern, count: int) -> Tensor:
-    """By cell, "near" last: weights and effects of the ``r`` query heads, and pairs.
+    """By cell, "near" and a learned sink last: weights and effects of the ``r`` query heads, and pairs.
 
     Args:
         rows: of a window's queries.
@@ -142,7 +168,9 @@ def sums_of(rows: DenseRows, groups: Tensor, pattern: Pattern, count: int) -> Te
     """
     cells = cells_of_keys(groups[: rows.length], rows.positions, pattern, count // pattern.num_bands)
     earlier = (torch.arange(rows.length) <= rows.positions[:, None]).float()
-    return sums_by_cell(torch.cat([rows.weights, rows.effects, earlier[None]]), cells, count)
+    sums = sums_by_cell(torch.cat([rows.weights, rows.effects, earlier[None]]), cells, count)
+    sums[:-1, :, -1] += torch.cat([rows.sink_weight, rows.sink_effect])[..., 0]
+    return sums
 
 
 def above_thresholds(sums: Tensor, scores: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.filesize import decimal
 
+from .minimize import BATCH
 from .recipe import FitRecipe
 
 #: Numbers of a token that a layer keeps for its backward pass, in units of the hidden size: norms, projections and the
@@ -20,9 +21,6 @@ _KEPT_BY_A_CHECKPOINT = 8
 #: What a layer's fit computes for a score of attention (weights, effects, their sums by cell), and what training does
 #: for a cell of a query, in floating-point operations of a matrix product that would take as long.
 _PER_SCORE, _PER_CELL = 2000, 2000
-
-#: Queries of a step of training.
-_BATCH = 1024
 
 
 @dataclass(frozen=True)
@@ -116,7 +114,7 @@ def needs(shapes: Shapes, recipe: FitRecipe, bytes_per_number: int) -> Needs:
     # Fitting: scores of the queries that were kept, and steps of training.
     kept_scores = shapes.heads * sum(min(length, recipe.rows) * length / 2 for length in lengths)
     choosers = shapes.heads if recipe.each_query_head else shapes.kv_heads
-    training = choosers * recipe.steps * _BATCH * cells
+    training = choosers * recipe.steps * BATCH * cells
     # Importance of the cells of all choosers of a key head; then, of one, weights, effects and pairs, twice.
     by_cell = max(5 * choosers // shapes.kv_heads, 2 * (2 * shapes.heads // choosers + 1))
     return Needs(

@@ -118,20 +118,6 @@ class DenseRows:
         """``T``."""
         return self.weights.shape[-1]
 
-    def fisher_cost(self, weight: Tensor, effect: Tensor) -> Tensor:
-        """Cost of attending to a part of the keys, summed over query heads.
-
-        Args:
-            weight: sum of `weights` over the attended keys, ``(r, R, ...)``.
-            effect: sum of `effects` over them, likewise.
-
-        Returns:
-            ``(R, ...)``.
-        """
-        shape = (*self.sink_weight.shape[:2], *(1,) * (weight.dim() - 2))
-        change = (effect + self.sink_effect.view(shape)) / (weight + self.sink_weight.view(shape))
-        return change.square().sum(dim=0)
-
 
 def cells_of_keys(groups: Tensor, positions: Tensor, pattern: Pattern, num_groups: int) -> Tensor:
     """The cell of each key, as each query sees it.

@@ -7,7 +7,6 @@ thresholds that read several shares of the pairs. Cells are read by a sigmoid in
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -15,9 +14,10 @@ import torch
 from torch import Tensor
 
 from ..attention import Pattern
-from ..routing.cells import CellRouter, cell_log_shares, key_groups, positions_in_bands
-from .curves import STEP, THRESHOLDS, above_thresholds, place_of, sums_of
+from ..routing.cells import CellRouter, key_groups
+from .curves import STEP, THRESHOLDS, above_thresholds, cost_of, log_sizes, place_of, scores_of, sums_of
 from .importance import DenseRows, LayerWindow
+from .minimize import BATCH, minimize
 
 #: Shares of the pairs whose thresholds are taught, and how many of them in a step.
 _SHARES, _AT_ONCE = (0.03, 0.05, 0.08, 0.13, 0.2, 0.32, 0.5), 2
@@ -25,9 +25,7 @@ _SHARES, _AT_ONCE = (0.03, 0.05, 0.08, 0.13, 0.2, 0.32, 0.5), 2
 #: How far, in nats, a score is from the threshold where the sigmoid is at 73 %.
 _WIDTH = 0.5
 
-_BATCH = 1024
 _LEARNING_RATE = 0.003  # for queries of size 1; ten times that for biases
-_WARMUP = 20
 
 #: Queries by which prices are found, and how far apart, in places of `THRESHOLDS`, the two thresholds are.
 _SAMPLE, _APART = 4096, round(0.5 / STEP)
@@ -41,8 +39,8 @@ class _Queries:
 
     Args:
         queries: ``(r, N, D)``.
-        sizes: logarithm of the positions that each band has before them, ``(N, bands)``.
-        sums: by cell, "near" and learned sinks last: `sums_of`, ``(2r + 1, N, cells)``.
+        sizes: `log_sizes`, ``(N, bands)``.
+        sums: `sums_of`, ``(2r + 1, N, cells)``.
     """
 
     queries: Tensor
@@ -54,22 +52,16 @@ class _Queries:
         queries, sizes, sums, cells = [], [], [], router.cell_bias.shape[-1]
         for window in windows:
             groups = key_groups(window.plain_keys[None], router)[0, 0]
-            for rows in map(DenseRows.of, window.parts()):
-                found = sums_of(rows, groups, pattern, cells)
-                found[:-1, :, -1] += torch.cat([rows.sink_weight, rows.sink_effect])[..., 0]
-                sums.append(found)
+            sums += [sums_of(rows, groups, pattern, cells) for rows in map(DenseRows.of, window.parts())]
             queries.append(window.queries)
-            counts = positions_in_bands(window.positions[None], pattern.local_window, pattern.num_bands)[0]
-            sizes.append(counts.clamp(min=1).float().log())
+            sizes.append(log_sizes(window.positions, pattern))
         return cls(torch.cat(queries, dim=1), torch.cat(sizes), torch.cat(sums, dim=1))
 
     def some(self, rows: Tensor) -> _Queries:
         return _Queries(self.queries[:, rows], self.sizes[rows], self.sums[:, rows])
 
     def scores(self, router: CellRouter) -> Tensor:
-        """What is compared with the threshold, ``(N, K * bands)``."""
-        shares = cell_log_shares(self.queries[None], router)[0, 0, :, :-1].unflatten(-1, (-1, router.num_bands))
-        return (shares - self.sizes[:, None]).flatten(-2)
+        return scores_of(self.queries, self.sizes, router)[0]
 
 
 @dataclass(frozen=True)
@@ -128,40 +120,26 @@ def _lower(
     """The same of one chooser, and what it sees."""
     data = _Queries.of(windows, router, pattern)
     sample = data.some(often.multinomial(_SAMPLE, replacement=True, generator=generator))
-    limit = float(_cost(sample.sums[..., -1])[0].mean())
+    limit = float(cost_of(sample.sums[..., -1])[0].mean())
     aims = _aims(sample, router, limit)
     if not aims:
         return router
     spread = (data.queries - data.queries.mean(dim=1, keepdim=True)).square().mean().sqrt().clamp(min=_NOTHING)
     rates = {"query_projection": 1 / float(spread), "band_projection": 1 / float(spread), "cell_bias": 10.0}
-    learnt = {name: getattr(router, name).clone().requires_grad_() for name in rates}
-    optimizer = torch.optim.Adam(
-        [{"params": [learnt[name]], "lr": rate * _LEARNING_RATE} for name, rate in rates.items()], betas=(0.9, 0.98)
-    )
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: min(1, (step + 1) / _WARMUP) * 0.5 * (1 + math.cos(math.pi * step / steps))
-    )
-    with torch.enable_grad():
-        for _ in range(steps):
-            some = data.some(often.multinomial(_BATCH, replacement=True, generator=generator))
-            scores, loss = some.scores(replace(router, **learnt)), torch.zeros(())
-            for number in torch.randperm(len(aims), generator=generator)[:_AT_ONCE].tolist():
-                aim = aims[number]
-                read = torch.sigmoid((scores - aim.threshold) / _WIDTH)
-                cost, pairs = _cost(some.sums[..., -1] + torch.einsum("nrc,rc->nr", some.sums[..., :-1], read))
-                loss = loss + (_damped(cost, limit).mean() + aim.price * pairs.mean()) / aim.sum
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            schedule.step()
+    learnt = {name: getattr(router, name).clone() for name in rates}
+
+    def loss() -> Tensor:
+        some = data.some(often.multinomial(BATCH, replacement=True, generator=generator))
+        scores, total = some.scores(replace(router, **learnt)), torch.zeros(())
+        for number in torch.randperm(len(aims), generator=generator)[:_AT_ONCE].tolist():
+            aim = aims[number]
+            read = torch.sigmoid((scores - aim.threshold) / _WIDTH)
+            cost, pairs = cost_of(some.sums[..., -1] + torch.einsum("nrc,rc->nr", some.sums[..., :-1], read))
+            total = total + (_damped(cost, limit).mean() + aim.price * pairs.mean()) / aim.sum
+        return total
+
+    minimize(loss, {learnt[name]: rate * _LEARNING_RATE for name, rate in rates.items()}, steps)
     return replace(router, **{name: tensor.detach().half().float() for name, tensor in learnt.items()})
-
-
-def _cost(attended: Tensor) -> tuple[Tensor, Tensor]:
-    """Half the Fisher cost, and pairs, from sums over what is attended: ``(2r + 1, ...)`` to ``(...)`` each."""
-    heads = len(attended) // 2
-    weight, effect, pairs = attended.split([heads, heads, 1])
-    return (effect / weight.clamp(min=_NOTHING)).square().sum(dim=0) / 2, pairs[0]
 
 
 def _damped(cost: Tensor, limit: float) -> Tensor:
@@ -172,7 +150,7 @@ def _aims(sample: _Queries, router: CellRouter, limit: float) -> list[_Aim]:
     """For each share of pairs that can be had the threshold, and what a pair more or less there is worth."""
     if not limit > 0:
         return []
-    cost, pairs = _cost(above_thresholds(sample.sums, sample.scores(router)))
+    cost, pairs = cost_of(above_thresholds(sample.sums, sample.scores(router)))
     cost, pairs = _damped(cost, limit).mean(dim=0), pairs.mean(dim=0)
     possible = float(sample.sums[-1].sum(dim=-1).mean())
     found = []

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from ..routing.cells import CellRouter
+from .minimize import BATCH, minimize
 
-_BATCH = 1024
 _LEARNING_RATE = 0.01
-
-#: Of the random numbers that it starts from nothing is left: the first steps are small.
-_WARMUP = 20
 
 
 def train_query_router(
@@ -51,19 +47,14 @@ def train_query_router(
         queries.new_zeros(len(queries), bands + 1, queries.shape[-1]),
         bias - bias.logsumexp(dim=-1, keepdim=True),
     ]
-    optimizer = torch.optim.Adam([p.requires_grad_() for p in learnt], _LEARNING_RATE, betas=(0.9, 0.98))
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: min(1, (step + 1) / _WARMUP) * 0.5 * (1 + math.cos(math.pi * step / steps))
-    )
-    with torch.enable_grad():
-        for _ in range(steps):
-            some = often.multinomial(min(_BATCH, len(often)), replacement=True, generator=generator)
-            scores, wanted = _scores(queries[:, some], centroids, *learnt), targets[:, some]
-            loss = wanted.sum(dim=-1) * scores.logsumexp(dim=-1) - (wanted * scores).sum(dim=-1)
-            optimizer.zero_grad()
-            loss.mean(dim=1).sum().backward()
-            optimizer.step()
-            schedule.step()
+
+    def loss() -> Tensor:
+        some = often.multinomial(min(BATCH, len(often)), replacement=True, generator=generator)
+        scores, wanted = _scores(queries[:, some], centroids, *learnt), targets[:, some]
+        crossed = wanted.sum(dim=-1) * scores.logsumexp(dim=-1) - (wanted * scores).sum(dim=-1)
+        return crossed.mean(dim=1).sum()
+
+    minimize(loss, dict.fromkeys(learnt, _LEARNING_RATE), steps)
     # The same scores from queries as they are, their mean folded into the bias.
     projection, of_bands, bias = (p.detach() for p in learnt)
     projection, of_bands = projection / spread, of_bands / spread

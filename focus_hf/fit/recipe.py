@@ -65,7 +65,11 @@ class FitRecipe(Recipe):
         "Of the windows to fit to, one in so many is of made-up names, told and said again; 0: none.", 8, at_least=0
     )
     rows: int = option("Queries of a window that are looked at, spread over it.", 1024, at_least=1)
-    steps: int = option("Steps in which a layer's queries learn which cells to read.", 600, at_least=1)
+    steps: int = option(
+        "Steps in which a layer's queries learn which cells to read: half by importance, half by cost.",
+        600,
+        at_least=2,
+    )
     pairs: float = option("Share of pairs that the adapter attends to until the dial is turned.", 0.25)
     scratch_dir: str | None = option("Where captured tensors wait; the system's temporary folder by default.", None)
     scratch_gb: float = option("What they may take; what needs more is captured in several passes.", 16.0)

@@ -260,6 +260,7 @@ def test_a_fit_without_lengths_reaches_as_far_as_the_model(tiny, tmp_path):
         ({"pairs": 0.0}, "above 0 and at most 1; got 0.0"),
         ({"seq_len": 16}, "leaves next to nothing beyond local_window"),
         ({"windows": 0}, "windows must be an integer of at least 1"),
+        ({"steps": 1}, "steps must be an integer of at least 2"),
         ({"num_groups": 0}, "num_groups must be an integer from 1"),
         ({"num_groups": 500}, "num_groups"),
         ({"train_file": []}, "Give either text files"),

@@ -10,11 +10,12 @@ from torch import Tensor
 
 from focus_hf.attention import Pattern
 from focus_hf.fit import lower_cost as lowering
-from focus_hf.fit.curves import THRESHOLDS, at_places, measure, place_of
-from focus_hf.fit.importance import DenseRows, LayerWindow, cell_importance
+from focus_hf.fit.curves import THRESHOLDS, at_places, cost_of, measure, place_of
+from focus_hf.fit.importance import LayerWindow, cell_importance
 from focus_hf.fit.lower_cost import lower_cost
 from focus_hf.fit.query_router import train_query_router
 from focus_hf.routing.cells import CellRouter, key_groups
+from tests.fit.test_parts import fisher
 
 LENGTH, TOPICS = 256, 8
 PATTERN = Pattern(local_window=8, sink_tokens=4, num_bands=5)
@@ -74,24 +75,24 @@ def test_what_cancels_is_left_out_for_what_adds_up():
     assert (after < 0.5 * before).all()
 
 
-def test_sums_say_what_is_lost(monkeypatch):
-    """Cells, "near" and a learned sink, added up, give the Fisher cost of what is attended."""
+def one_chooser(router: CellRouter, number: int = 0) -> CellRouter:
+    names = ("query_projection", "band_projection", "cell_bias", "offset")
+    return replace(router, **{name: getattr(router, name)[number : number + 1] for name in names})
+
+
+def test_sums_say_what_is_lost():
+    """Cells, "near" and a learned sink, added up, give the cost of attention to them."""
     window = replace(misleading_window(0), sink_logits=torch.tensor([0.3, -0.2]))
-    often = torch.ones(LENGTH)
-    router = ranked_by_importance([misleading_window(0)], often)
-    for seen, chooser in zip(window.seen_by(2), range(2), strict=True):
-        part = {name: getattr(router, name)[chooser : chooser + 1] for name in ("query_projection", "band_projection")}
-        data = lowering._Queries.of([seen], replace(router, **part, cell_bias=router.cell_bias[:1]), PATTERN)
-        cost, pairs = lowering._cost(data.sums.sum(dim=-1))
+    router = ranked_by_importance([misleading_window(0)], torch.ones(LENGTH))
+    back = torch.arange(LENGTH)[:, None] - torch.arange(LENGTH)
+    near = (back <= PATTERN.local_window) | (torch.arange(LENGTH) < PATTERN.sink_tokens)
+    for number, seen in enumerate(window.seen_by(2)):
+        sums = lowering._Queries.of([seen], one_chooser(router, number), PATTERN).sums
+        cost, pairs = cost_of(sums.sum(dim=-1))
         torch.testing.assert_close(pairs, torch.arange(1, LENGTH + 1).float())
         torch.testing.assert_close(cost, torch.zeros(LENGTH), atol=1e-6, rtol=0)  # everything is attended
-        rows = DenseRows.of(seen)
-        near = torch.zeros(LENGTH, LENGTH, dtype=torch.bool)
-        for query in range(LENGTH):
-            near[query, max(0, query - 8) : query + 1] = True
-            near[query, : min(4, query + 1)] = True
-        wanted = rows.fisher_cost((rows.weights * near).sum(-1), (rows.effects * near).sum(-1)) / 2
-        torch.testing.assert_close(lowering._cost(data.sums[..., -1])[0], wanted, rtol=1e-4, atol=1e-6)
+        wanted = fisher(seen, near) / 2
+        torch.testing.assert_close(cost_of(sums[..., -1])[0].double(), wanted, rtol=1e-3, atol=1e-6)
 
 
 @pytest.mark.parametrize("idle", ["no gradient", "nothing far away"])
@@ -110,8 +111,7 @@ def test_where_there_is_nothing_to_choose_a_router_stays(idle):
 def test_prices_are_what_a_pair_saves():
     windows = [misleading_window(n) for n in range(2)]
     router = ranked_by_importance(windows, torch.ones(2 * LENGTH))
-    one = replace(router, **{name: getattr(router, name)[:1] for name in ("query_projection", "band_projection")})
-    one = replace(one, cell_bias=router.cell_bias[:1], offset=router.offset[:1])
+    one = one_chooser(router)
     data = lowering._Queries.of([next(window.seen_by(2)) for window in windows], one, PATTERN)
     aims = lowering._aims(data, one, limit=1e9)  # damps nothing
     assert aims and all(aim.price > 0 and aim.threshold in THRESHOLDS for aim in aims)

@@ -15,7 +15,7 @@ from focus_hf.attention.definition import WhoAttends, attended_pairs
 from focus_hf.fit import curves as measuring
 from focus_hf.fit import query_router
 from focus_hf.fit.clusters import balanced_kmeans, cluster_keys, reduce_directions
-from focus_hf.fit.curves import THRESHOLDS, HeadCurves, at_places, joined, measure, octave, place_of
+from focus_hf.fit.curves import THRESHOLDS, HeadCurves, at_places, cost_of, joined, measure, octave, place_of
 from focus_hf.fit.dial import dial, offsets, pairs_curves
 from focus_hf.fit.importance import DenseRows, LayerWindow, cell_importance, cells_of_keys, sums_by_cell
 from focus_hf.fit.layer import evenly_often
@@ -98,8 +98,11 @@ def test_the_cost_of_a_part_of_the_keys_is_that_of_attention_to_them(changes):
     rows = DenseRows.of(window)
     attended = torch.rand(40, LENGTH, generator=torch.Generator().manual_seed(2)) < 0.5
     attended[:, 0] = True
-    found = rows.fisher_cost((rows.weights * attended).sum(-1), (rows.effects * attended).sum(-1))
-    torch.testing.assert_close(found.double(), fisher(window, attended), rtol=1e-3, atol=1e-6)
+    weights = (rows.weights * attended).sum(-1) + rows.sink_weight[..., 0]
+    effects = (rows.effects * attended).sum(-1) + rows.sink_effect[..., 0]
+    found, pairs = cost_of(torch.cat([weights, effects, attended.sum(-1)[None]]))
+    torch.testing.assert_close(2 * found.double(), fisher(window, attended), rtol=1e-3, atol=1e-6)
+    assert torch.equal(pairs.long(), attended.sum(-1))
 
 
 def test_cells_are_those_of_the_definition():
